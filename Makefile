@@ -1,9 +1,9 @@
-# What a newcomer runs. `make` alone lists it.
+# The commands for newcomers; `make` alone lists them.
 
 PYTHON  ?= python3
 VENV    := .venv
 WORKERS ?= 2
-# TORCH=cpu takes torch's own build without CUDA.
+# TORCH=cpu installs torch's own build without CUDA.
 TORCH   ?=
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TEXT    ?= Hello.
@@ -12,7 +12,7 @@ OUT     ?= out.wav
 PORT    ?= 8000
 
 # These are free text: the shell gets them from the environment, never as part of a command, so that quotes and
-# dollar signs in them are spoken and not obeyed.
+# dollar signs in them are spoken and not interpreted.
 override TEXT  := $(value TEXT)
 override MODEL := $(value MODEL)
 override OUT   := $(value OUT)
@@ -70,9 +70,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sonant needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# Before all else, since what comes after takes the torch that is there. On Linux the plain build brings CUDA with it,
-# and with it the one Triton that it works with; so constraints.txt names none.
-# The index of the build without CUDA has few other packages: what torch needs comes with what is installed next.
+# torch comes first, since later installs keep the torch that is there. On Linux the plain build brings CUDA and the
+# one Triton that it works with, so constraints.txt names no Triton.
+# The index of the build without CUDA has few other packages: torch's dependencies come with what is installed next.
 $(VENV)/.torch: | $(VENV)/bin/python
 ifeq ($(TORCH),cpu)
 	$(VENV)/bin/python -m pip install --quiet --no-deps --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
@@ -83,11 +83,11 @@ else
 endif
 	@touch $@
 
-# A torch without CUDA brings no Triton; then it is the one whose interpreter the kernels are tested with.
+# A torch without CUDA brings no Triton; then this installs the version whose interpreter tests the kernels.
 TRITON_OF_TORCH = $$($(VENV)/bin/python -c 'import sys, torch; \
     print("" if torch.version.cuda or sys.platform != "linux" else "triton==3.6.0")')
 
-# The stamps are younger than what they were installed from, so that a second run has nothing to do.
+# Each stamp is newer than the files that it was installed from, so that a second run has nothing to do.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@

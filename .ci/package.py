@@ -1,7 +1,7 @@
-"""Builds wheel and sdist as for a release, and looks whether they hold what no import would miss: voice, page, tables.
+"""Builds wheel and sdist as for a release, and checks that they hold what no import would miss: voice, page, tables.
 
-The wheel is then installed by itself, without dependencies, into a fresh environment of each Python that we know and
-that is on this machine, and asked for its version.
+The wheel is then installed by itself, without dependencies, into a fresh environment of each of `PYTHONS` that is on
+this machine, and its command is asked for its version.
 Needs `build`, which `make package` installs.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sonant"
-# All that is in these folders and no Python, besides single files.
+# Folders whose files, which are no Python, must all be packaged, besides the single FILES.
 DATA = (
     *("voices", "serving/page/static", "kernels/tables", "kernels/cuda/source", "bench/prompt_sets"),
     "bench/kernels/accepted",
@@ -28,7 +28,7 @@ FOR_SOURCES = ("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constr
 
 
 def wanted() -> set[str]:
-    """Paths in the package, of the files that git has: what somebody left there is not ours to ship."""
+    """Paths in the package of the data files that git tracks: files that somebody left there are not to be shipped."""
     listed = subprocess.run(
         ["git", "-c", "safe.directory=*", "-C", str(PACKAGE), "ls-files", *DATA, *FILES],
         capture_output=True, text=True, check=True,
@@ -40,7 +40,7 @@ def wanted() -> set[str]:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel is built from the sdist, so that both are whole."""
+    """Build both, the wheel from the sdist, so that both are checked to be complete."""
     command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
@@ -59,7 +59,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
 
 
 def interpreters() -> dict[str, Path]:
-    """Those of `PYTHONS` that are here and run, by version, and this one; pyenv's too, switched on or not."""
+    """Interpreters by version: this one, and those of `PYTHONS` that run here; also pyenv's, active or not."""
     found = {}
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     kept = [path for name in PYTHONS for path in versions.glob(f"{name.removeprefix('python')}.*/bin/python")]
@@ -69,7 +69,7 @@ def interpreters() -> dict[str, Path]:
             done = subprocess.run([name, "-c", show], capture_output=True, text=True)
         except OSError:
             continue
-        if done.returncode == 0:  # A name may be there for a version that is not switched on.
+        if done.returncode == 0:  # pyenv has names for inactive versions too, which fail.
             version, path = done.stdout.split()
             found.setdefault(version, Path(path))
     return found

@@ -33,7 +33,7 @@ from sonant.models.qwen3_tts.synthetic.presets import codec_config
 from sonant.text_table import grid
 
 H200 = Gpu("NVIDIA H200", (9, 0))
-FRAMES, MOST_FRAMES = 16, 1024  # of a chunk, and of a call: EngineConfig.codec_batch_s
+FRAMES, MOST_FRAMES = 16, 1024  # of a chunk, and of a call (EngineConfig.codec_batch_s)
 NOT_A_KERNEL = ("empty", "new_empty", "zeros", "view", "slice", "select.", "permute", "transpose", "t.", "unsqueeze",
                 "squeeze", "split", "expand", "unbind", "as_strided", "detach", "alias", "reshape", "unfold", "flatten",
                 "unflatten", "numpy_T", "mT", "contiguous")  # fmt: skip
@@ -48,7 +48,7 @@ def made(device: str) -> CodecDecoder:
         decoder = CodecDecoder(config())
         if device != "meta":
             for name, value in decoder.named_parameters():
-                if value.dim() > 1:  # branches and the last convolution are faint, so that nothing clips
+                if value.dim() > 1:  # small in branches and the last convolution, so that nothing clips
                     faint = 0.15 if name.startswith("decoder.6") else 0.3 if "conv2" in name else 1.2
                     value.data.normal_(0, faint * value[0].numel() ** -0.5)
                 elif name.endswith(("alpha", "beta", "bias")):
@@ -60,7 +60,7 @@ def made(device: str) -> CodecDecoder:
 
 
 class Rows:
-    """As the engine keeps them: all state of a row by its index, and calls that gather and scatter."""
+    """The rows' state as the engine keeps it, by row index; calls gather and scatter it."""
 
     def __init__(self, decoder: CodecDecoder, rows: int, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
         self.decoder = decoder
@@ -86,8 +86,8 @@ class Rows:
 class Layer:
     group: str
     name: str
-    flops: int  # of one frame
-    values: int  # of activations that are read and written, of one frame
+    flops: int  # for one frame
+    values: int  # activations that are read and written for one frame
     weights: int
     count: int = 1
 
@@ -139,7 +139,7 @@ class Counting(TorchDispatchMode):
 
 @contextmanager
 def counted(seen: Counter[str]) -> Iterator[None]:
-    """Kernels of ours that are recorded meanwhile."""
+    """Count our own kernels that are recorded in the block."""
     launch, note = LaunchRecorder.launch, LaunchRecorder.note
 
     def count_launch(self: LaunchRecorder, kernel: Any, *args: Any, **options: Any) -> None:
@@ -156,7 +156,7 @@ def counted(seen: Counter[str]) -> Iterator[None]:
 
 
 def recorded(decoder: CodecDecoder, shapes: list[tuple[int, int]]) -> tuple[list[AnyForm], list[Counter[str]]]:
-    """Forms of kernels that calls of so many rows and frames need, and how often each kernel and torch op runs."""
+    """Return the forms of kernels that calls of so many rows and frames need, and how often each kernel and op runs."""
     forms: list[AnyForm] = []
     counts = []
     recorder = LaunchRecorder(H200, forms.append)
@@ -194,7 +194,7 @@ def account() -> None:
 
 
 def gathered_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
-    """As it was before it had a kernel."""
+    """Attention as it was before it had a kernel."""
     q, _, _ = ops.qk_rope(qkv, heads, Place(ring, place.written))
     bias = getattr(place, "narrow", None)
     if bias is None:
@@ -204,7 +204,7 @@ def gathered_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace
 
 
 def plain_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
-    """By the book, for the truth in float32."""
+    """Textbook attention, as the reference in float32."""
     q, _, _ = reference.qk_rope(qkv, heads, Place(ring, place.written))
     keys, values = (part[place.rows].repeat_interleave(heads.heads // heads.kv_heads, 2) for part in ring)
     scores = torch.einsum("bthd,bshd->bhts", q, keys) * q.shape[-1] ** -0.5 + place.bias.to(q.dtype)
@@ -215,8 +215,8 @@ def plain_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -
 def only(
     *, ring: bool = True, one: bool = True, sine: bool = True, units: bool = True, convolutions: bool = True
 ) -> Iterator[None]:
-    """With these of what is new: attention over the ring, the last convolution, the GPU's sine, residual units and
-    other convolutions in CUDA C++."""
+    """Use only some of the newer kernels: attention over the ring, the last convolution, the GPU's sine, residual units
+    and other convolutions in CUDA C++."""
     with ExitStack() as stack:
         patch = mock.patch.object
         for wanted, module in ((units, cuda_unit), (convolutions, cuda_conv)):

@@ -1,15 +1,16 @@
-"""Would the built-in voice sound the same if the codec's convolutions had eight bits? Made on a CPU, for judges.
+"""Would the built-in voice sound the same if the codec's convolutions had eight bits? Makes clips on a CPU, for judges.
 
     python tests/codec_rounding.py CODES.tar --out OUT [--ways exact,e4m3-wide,e4m3,int8-wide,int8,int8-drawn]
 
-Not a test that pytest collects. The codes of a tar of tests/gpu_fp8_voice.py are vocoded again in float32, with both
-sides of some convolutions rounded, and each way becomes a tar that tests/judge_voice.py reads, `exact` first. Ways:
-- e4m3: weights with a scale for each output channel, inputs with one for all.
-- int8: inputs with a scale for each channel, which is put into the weight before that has one for each output channel.
+Not a test that pytest collects. The codes in a tar of tests/gpu_fp8_voice.py are vocoded again in float32, with inputs
+and weights of some convolutions rounded; each way gives a tar for tests/judge_voice.py, with `exact` first. Ways:
+- e4m3: weights have a scale for each output channel, inputs one for all.
+- int8: inputs have a scale for each channel, which is multiplied into the weight before this gets one for each output
+  channel.
 - -wide: only the convolutions of seven taps in residual units; without it all but the last one.
-- int8-drawn: what `--quantize fp8` does to a codec of the published size, with scales from drawn codes: those of seven
-  taps in the three widest of four blocks, computed as kernels/reference/int8_unit.py says.
-Scales of inputs of the others are those of each sentence, which a kernel would have to know beforehand.
+- int8-drawn: what `--quantize fp8` does to a codec of the published size, with scales from drawn codes: convolutions of
+  seven taps in the three widest of four blocks, computed as in kernels/reference/int8_unit.py.
+The other ways take the scales of inputs from each sentence itself; a kernel would have to know them beforehand.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.registry import load_model
 
 WAYS = ("exact", "e4m3-wide", "e4m3", "int8-wide", "int8", "int8-drawn")
-LARGEST = 127.0  # of int8, without the one that has no opposite
+LARGEST = 127.0  # of int8, without -128, which has no positive counterpart
 Sounds = list[npt.NDArray[np.float32]]
 
 
 def in_e4m3(x: Tensor) -> Tensor:
-    """[N, …], with a scale for each of the first."""
+    """Round x [N, …] with one scale for each of the N."""
     values, scale = quantize_rows(x.flatten(1))
     return (values.float() * scale).view(x.shape)
 
@@ -57,7 +58,7 @@ def in_int8(x: Tensor) -> Tensor:
 
 @dataclass
 class Rounded:
-    """Stands for `convolve`."""
+    """Takes the place of `convolve`."""
 
     way: str
 
@@ -77,7 +78,7 @@ _exact = conv.convolve
 def in_eight_bits(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Stands for `residual_unit`."""
+    """Takes the place of `residual_unit`."""
     computed = reference.residual_unit if unit.int8 is None else reference.int8_unit
     return computed(x, active, unit, past, following, keep=keep)
 

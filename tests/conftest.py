@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-# read when torch loads: its bfloat16 products use instructions that some virtual machines announce but lack
+# Read when torch loads: its bfloat16 products use instructions that some virtual machines announce but lack.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 # No test leaves this machine. A client that trusts a machine's hundreds of certificates reads all of them first, which
 # takes 40 ms of a core for each client, or for each request that makes one of its own.
 os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = os.fspath(Path(__file__).parent)  # where there are none
+os.environ["SSL_CERT_DIR"] = os.fspath(Path(__file__).parent)  # a folder without certificates
 
 import torch
 
@@ -31,14 +31,14 @@ from sonant.models.qwen3_tts.config import Kind
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.voxcpm2.synthetic.writer import write_checkpoint as write_voxcpm2_checkpoint
 
-# the same examples on every machine and every day: a change that fails is the change's doing
+# The same examples on every machine and every day, so that a failure is due to the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 GOLDEN = Path(__file__).parent / "parity" / "golden"
 KINDS: Mapping[str, Kind] = {"base": "base", "custom": "custom_voice", "design": "voice_design"}
 
-torch.set_num_threads(1)  # the golden values are of one thread, and xdist brings the parallelism
+torch.set_num_threads(1)  # golden values were made with one thread, and xdist is parallel
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,7 +62,7 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 def few_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The same with four codebooks instead of sixteen, whose frames cost less than half.
 
-    For all that is around the model: the golden values are of sixteen.
+    For tests of everything around the model: the golden values are those of sixteen codebooks.
     """
     write = partial(write_kinds, partial(write_checkpoint, code_groups=4))
     ready = once_a_session(tmp_path_factory, "few_codebooks", write)
@@ -88,12 +88,12 @@ def tiny_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mid_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with the published heads, of golden/voxcpm2_mid.npz: 133 MB, so only for what the tiny one cannot show."""
+    """The checkpoint of golden/voxcpm2_mid.npz, with the published heads: 133 MB, for what the tiny one cannot show."""
     return once_a_session(tmp_path_factory, "mid_voxcpm2", partial(write_voxcpm2_checkpoint, size="mid"))
 
 
 def once_a_session(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder that `write` has filled, by whichever of the workers came first."""
+    """Return a folder that `write` has filled, called by whichever of xdist's workers came first."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # a worker's own folder lies in the session's
@@ -136,7 +136,7 @@ def full_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_gradients() -> Iterator[None]:
-    """As the engine runs: with gradients the reference would take cuDNN's own convolutions, with ten bits on a GPU."""
+    """Like the engine. With gradients the reference would use cuDNN's convolutions, which have ten bits on a GPU."""
     with torch.no_grad():
         yield
 
@@ -155,7 +155,7 @@ def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real one, for the tests of a page; they are skipped where playwright or a browser is missing."""
+    """A real browser for the tests of a page, which are skipped without playwright or a browser."""
     from serving.browser import launched
 
     with launched() as browser:

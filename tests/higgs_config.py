@@ -1,4 +1,4 @@
-"""The language model's config of a Higgs Audio V2 that is asked only for prompts."""
+"""The language model's config of a Higgs Audio V2 that only lays out prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sonant.models.higgs_audio_v2.config import HiggsConfig, LlamaConfig
 from sonant.models.higgs_audio_v2.knobs import KNOBS
 from sonant.models.higgs_audio_v2.tokenizer import TextTokenizer
 
-BOS, EOS = 1024, 1025  # of a stream of codes
+BOS, EOS = 1024, 1025  # of each stream of codes
 
 
 def config_for(tokenizer: TextTokenizer) -> HiggsConfig:

@@ -1,8 +1,8 @@
-"""What both the official processor and ours are given in tests of Higgs Audio V2's prompts. Needs nothing of ours.
+"""Inputs for tests of Higgs Audio V2's prompts, for the official processor and ours alike. Needs nothing of ours.
 
 The tokenizer.json is like the published one but small: bytes, a few merges, its first special tokens. It reads text as
-Llama 3's does (the same split into words, <|begin_of_text|> put first by its post-processor), so that what is joined
-and what is cut comes out in the ids.
+Llama 3's does (the same split into words, <|begin_of_text|> put first by its post-processor), so that the ids show
+which texts were joined and where they were cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Those over a seam of the template come first: "\n\n" before and after a text, a full stop before it.
+# First those across a seam of the template: "\n\n" before and after a text, a full stop before it.
 MERGES = (
     "Ċ Ċ", "ĊĊ Ċ", ". ĊĊ", ". Ċ", "] Ċ", "] ĊĊ", "Ġ t", "h e", "Ġt he", "i n", "Ġ a", "e r", "o n", "i o", "Ġ r",
     "S P", "E A", "SP EA", "E R", "K ER", "SPEA KER", "[ SPEAKER", "Ġ [", "Ġ[ SPEAKER", "L a", "[ La", "c t", "u s",
@@ -57,6 +57,6 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def codes_of(seed: int, frames: int) -> np.ndarray:
-    """A "clip" that is known without a codec: [frames, 8] int32."""
+    """The codes of a "clip", made without a codec: [frames, 8] int32."""
     chosen = np.arange(frames)[:, None] * 137 + np.arange(8) * 61 + seed * 389 + 1023
     return (chosen % 1024).astype(np.int32)

@@ -1,11 +1,11 @@
-"""Judges hear the tars of tests/gpu_fp8_voice.py: are the words, their quality and the voice those of the first tar?
+"""Judges the tars of tests/gpu_fp8_voice.py: do words, quality and voice equal those of the first tar?
 
     python tests/judge_voice.py bf16.tar bf16-reseeded.tar fp8.tar --asr base.en.pt \\
         --speaker-model embedding_model.ckpt --out judged
 
-The judges are those of `sonant bench quality`, and docs/bench.md says where they come from. A clip takes about three
-seconds on one core. What was heard of each tar is kept as JSON in the folder `--out`, and is not judged again.
-Intervals are of 95 %, by sentence: the same sentences are drawn again and again on both sides.
+The judges are those of `sonant bench quality`; docs/bench.md says where they come from. A clip takes about three
+seconds on one core. The judgement of each tar is kept as JSON in the folder `--out`, and is not made again.
+Intervals are of 95 %, by a bootstrap over sentences, with the same draws on both sides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sonant.bench.quality.scores import Judged, Quality, judge_level
 from sonant.text_table import grid
 from sonant.types import Samples
 
-SPEAKERS = Path(__file__).parents[1] / "docs" / "samples"  # a clip of each
+SPEAKERS = Path(__file__).parents[1] / "docs" / "samples"  # holds a clip of each speaker
 RESAMPLES = 10_000
 
 Array = npt.NDArray[np.float64]
@@ -42,11 +42,11 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reading:
-    """All sentences as one variant said them."""
+    """All sentences as one variant spoke them, and their judgement."""
 
     name: str
     rows: list[Judged]
-    vectors: Array  # [sentences, features] of unit length: the voice of each
+    vectors: Array  # [sentences, features] of unit length: the voice of each sentence
     index: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def with_length(sample: Sample) -> Sample:
     return replace(sample, audio_s=sf.info(BytesIO(sample.sound)).duration)
 
 
-# Each figure as what is summed, and what that is divided by.
+# For each figure, what is summed, and by what sum that is divided.
 FIGURES: dict[str, tuple[Callable[[Judged], float], Callable[[Judged], float]]] = {
     "CER, %": (lambda row: 100 * (row.char_errors or 0), lambda row: row.chars or 0),
     "WER, %": (lambda row: 100 * (row.word_errors or 0), lambda row: row.words or 0),
@@ -100,7 +100,7 @@ def drawn(count: int) -> npt.NDArray[np.int64]:
 
 
 def figure_of(reading: Reading, name: str, draws: npt.NDArray[np.int64]) -> tuple[float, Array]:
-    """As it is, and in each draw."""
+    """Return the figure as it is, and in each draw."""
     over, under = (np.array([part(row) for row in reading.rows], np.float64) for part in FIGURES[name])
     return float(over.sum() / under.sum()), over[draws].sum(axis=1) / under[draws].sum(axis=1)
 
@@ -128,7 +128,7 @@ def compare(first: Reading, other: Reading) -> str:
 
 
 def summary(reading: Reading, voices: dict[str, Array]) -> str:
-    """`voices`: the mean of each speaker, to see whether everyone is nearest to the own one."""
+    """`voices`: the mean voice of each speaker, to see whether every sentence is nearest to its own speaker."""
     names = list(voices)
     nearest = np.array([names[n] for n in (reading.vectors @ np.array(list(voices.values())).T).argmax(axis=1)])
     own = np.mean(nearest == [e["voice"] for e in reading.index])

@@ -1,6 +1,6 @@
 """How much memory a piece of Python takes at most, measured in a process of its own.
 
-`ru_maxrss` will not do: a process inherits its parent's figure, and pytest's is large enough to hide anything.
+`ru_maxrss` is of no use: a process inherits its parent's figure, and pytest's is large enough to hide anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests that bring out all that a prompter can lay out, and a prompt as named arrays, to be compared.
+"""Requests that cover all that a prompter can lay out, and a prompt as named arrays, for comparison.
 
 Nothing here needs torch: `without_torch.py` runs it in a process that has none.
 """
@@ -30,7 +30,7 @@ def open_prompter(name: str, folders: Mapping[str, Path]) -> Prompter:
 
 
 def voices(prompter: Prompter) -> list[Voice]:
-    """One whose words are known and one without, as a clip of this family would give."""
+    """Two voices, as clips would give them in this family: one with known words, and one without."""
     spec = prompter.spec
     hidden = prompter.config.talker.hidden_size if isinstance(prompter, Qwen3TTSPrompter) else 1
     drawn = np.random.default_rng(7)
@@ -63,7 +63,7 @@ def requests(prompter: Prompter) -> dict[str, SpeechRequest]:
     found = {"usual": SpeechRequest(text=TEXT, voice=usual, seed=2**64 - 1)}
     found |= {f"clone {n}": SpeechRequest(text=TEXT, voice=voice, seed=n) for n, voice in enumerate(own)}
     for knob in spec.knobs:
-        # What only goes on from a clip needs one.
+        # With `reference` off speech only continues a clip, so it needs one.
         voice = own[0] if own and knob.name == "reference" else usual
         for sampling in ends(knob):
             found[f"{knob.name} {sampling[knob.name]}"] = SpeechRequest(text=TEXT, voice=voice, sampling=sampling)
@@ -81,7 +81,7 @@ def requests(prompter: Prompter) -> dict[str, SpeechRequest]:
 
 
 def flat(prompt: Prompt) -> dict[str, np.ndarray]:
-    """All of it, by name; what is None is a line of no numbers."""
+    """All parts of a prompt by name; None becomes an empty array."""
     found: dict[str, object] = {f"payload.{f.name}": getattr(prompt.payload, f.name) for f in fields(prompt.payload)}
     found |= {f"staged.{name}": value for name, value in prompt.staged.items()}
     for n, retry in enumerate(prompt.retries):

@@ -12,7 +12,7 @@ from sonant.errors import CheckpointError, ConfigError
 
 @pytest.fixture
 def shipped(few_codebooks: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that holds a voice."""
+    """A package that comes with a voice."""
     folder = tmp_path / "sonant" / "voices" / "english"
     shutil.copytree(few_codebooks["custom"], folder)
     bundled.write_sums(folder)

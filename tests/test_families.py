@@ -1,4 +1,4 @@
-"""A family is a folder and a line: nothing else in the package names one."""
+"""A family is a folder and a line in the registry: nothing else in the package names one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "sonant"
 GUIDE = (ROOT / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
 TEXTS = (".py", ".js", ".html", ".css", ".json")
 REGISTRY = Path("models/registry.py")
-# These are words of ours, or files of a voice that has a family.
+# Where families are named rightly: the files of a voice, and the registry.
 ELSEWHERE = (Path("voices"), REGISTRY)
 
 
@@ -40,7 +40,7 @@ def mentions(source: Path, words: list[str]) -> list[str]:
 
 
 def names() -> list[str]:
-    """Package, title, and the word that the title begins with, by which people mean it."""
+    """Each family's package, its title, and the title's first word, which people use as its name."""
     titles = [importlib.import_module(family).TITLE for family in FAMILIES]
     first_words = [re.split(r"[\W\d]", title)[0] for title in titles]
     return [*(family.rsplit(".", 1)[-1] for family in FAMILIES), *titles, *first_words]

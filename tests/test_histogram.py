@@ -1,4 +1,4 @@
-"""A quantile of buckets is as near to the true one as the buckets allow."""
+"""A quantile computed from buckets is as close to the true one as the buckets allow."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one() -> None:
 
 def test_within_a_bucket_observations_are_taken_as_evenly_spread() -> None:
     assert quantile({1.0: 0.0, 2.0: 10.0, math.inf: 10.0}, 0.25) == 1.25
-    assert quantile({1.0: 5.0, 2.0: 5.0, math.inf: 10.0}, 0.9) == 2.0  # all that is known: more than that
+    assert quantile({1.0: 5.0, 2.0: 5.0, math.inf: 10.0}, 0.9) == 2.0  # no more is known than that it is larger

@@ -1,8 +1,8 @@
 """Imports point one way: cli → serving, bench, profiling → engine → models → layers → kernels.
 
-Beside the engine, on the models alone, stands the hub.
-The public front, `sonant` itself, lies between the engine and those above it.
-The leaves are for all to import, and import only each other.
+The hub stands beside the engine and imports only models.
+The public front, `sonant` itself, lies between the engine and the layers above it.
+Every layer may import the leaves, which import only each other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ BELOW: dict[str, set[str]] = {
 }
 BELOW |= {name: set(BELOW) for name in FRONT}
 BELOW |= {name: set(BELOW) for name in ("serving", "bench", "profiling")}
-BELOW |= {name: set(BELOW) for name in ("cli", "__main__")}  # a command is a thin front to one of these
+BELOW |= {name: set(BELOW) for name in ("cli", "__main__")}  # a command is a thin front to those
 
 
 def part_of(module: str) -> str:
-    """The layer or leaf of a module; "sonant" itself, or a public name in it, is of the front."""
+    """The layer or leaf of a module; "sonant" itself, and any public name in it, belongs to the front."""
     part = [*module.split("."), "__init__"][1]
     return part if part in LEAVES | BELOW.keys() else "__init__"
 
@@ -54,7 +54,7 @@ def imports(path: Path, source: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
-            # "from sonant import engine" names a module only with its alias
+            # In "from sonant import engine" only the imported name tells the module.
             names = [f"{start}.{a.name}" for a in node.names] if start == "sonant" else [start]
         else:
             continue
@@ -93,7 +93,7 @@ def test_imports_point_one_way() -> None:
         "from ..engine import engine",
         "from .. import engine",
         "def f():\n    from sonant.cli import main",
-        "from sonant import load",  # the front imports the engine, so that this is a circle
+        "from sonant import load",  # a circle, since the front imports the engine
     ],
 )
 def test_an_import_against_the_layers_is_found(tmp_path: Path, statement: str) -> None:

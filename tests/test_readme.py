@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 SHELL = "".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)).splitlines()
-# Random weights end an utterance by chance; this likely, they babble for a second or two and not for twenty.
+# Random weights end an utterance by chance; at this gain after a second or two instead of twenty.
 EOS_GAIN = 4.0
 TORCH_CPU = "https://download.pytorch.org/whl/cpu"
 

@@ -1,4 +1,4 @@
-"""Git keeps every version of a file for good, so what is large or only of use to one run stays out of it."""
+"""Git keeps every version of a file for good, so files that are large, or of use to one run only, stay out of it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git here"
 
 
 def git(folder: Path, *words: str) -> str:
-    """The checkout may belong to somebody else, as it does in containers."""
+    """Run git even if the checkout belongs to another user, as in containers."""
     command = ["git", "-c", "safe.directory=*", "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def is_state(path: Path) -> bool:
-    """By its name, or because `training.state` wrote down in it where the run stood."""
+    """Whether a file is a run's state, by its name or by the metadata that `training.state` writes."""
     if STATE.fullmatch(path.name):
         return True
     if path.suffix != ".safetensors":
@@ -43,7 +43,7 @@ def is_state(path: Path) -> bool:
 
 
 def faults(folder: Path) -> list[str]:
-    """Of the files that git tracks, as they are in the working tree."""
+    """What is wrong with files that git tracks, as they are in the working tree."""
     found = []
     for name in git(folder, "ls-files", "-z").split("\0"):
         path = folder / name

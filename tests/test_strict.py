@@ -1,4 +1,4 @@
-"""A mapping becomes the dataclass it is meant to be, or the error says what is wrong and where."""
+"""A mapping becomes the dataclass that was asked for, or the error says what is wrong and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables line up: numbers to the right, and words to the left where that is asked for."""
+"""Columns of tables line up: to the right, or on request words to the left."""
 
 from __future__ import annotations
 

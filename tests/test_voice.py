@@ -35,7 +35,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def spoken(engine: Engine) -> Mapping[str, Speech]:
-    """All that the tests below look at, said at once: by speaker, and by what is odd about a text."""
+    """All speech that the tests below need, made at once: by speaker, and by what is odd about the text."""
     streams = {voice: engine.stream(PLAIN, voice=voice, seed=1, live=False) for voice in SPEAKERS}
     streams |= {name: engine.stream(text, seed=2, live=False) for name, text in ODD.items()}
     return {name: stream.result() for name, stream in streams.items()}
@@ -89,7 +89,7 @@ def test_two_thousand_characters(engine: Engine) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_says_the_same_as_the_cpu(engine: Engine) -> None:
-    """Its shapes are unlike those of the published models: five heads, a predictor of its own width."""
+    """The voice's shapes are unlike those of the published models: five heads, a predictor of another width."""
     greedy = sonant.Sampling.greedy()
     with sonant.load(device="cuda", dtype="float32", codec_dtype="float32") as other:
         for voice in engine.voices:

@@ -20,7 +20,7 @@ from sonant.models.registry import load_model
 from toy_family.model import ToyModel
 
 TESTS = Path(__file__).parent
-# Whoever imports torch there gets an ImportError.
+# Importing torch there raises ImportError.
 BLOCKED = "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]); "
 CHECKPOINTS = ("base", "custom", "design", "higgs", "voxcpm2")
 
@@ -32,7 +32,7 @@ def folders(tiny_checkpoints: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2
 
 @pytest.fixture(scope="module")
 def laid_out(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, np.ndarray]:
-    """All arrays of all prompts, by checkpoint, case and name, from a process that has no torch."""
+    """All arrays of all prompts by checkpoint, case and name, made in a process that has no torch."""
     out = tmp_path_factory.mktemp("without_torch") / "prompts.npz"
     named = json.dumps({name: str(folder) for name, folder in folders.items()})
     code = BLOCKED + "import without_torch; without_torch.main(*sys.argv[2:])"

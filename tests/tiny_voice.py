@@ -56,7 +56,7 @@ def write_codec(folder: Path) -> Path:
 
 
 def write_lexicon(path: Path) -> Path:
-    """Of a few words of the sentences: the one that ships takes a tenth of a second to read."""
+    """Write a lexicon of a few words of the sentences: the one that ships takes a tenth of a second to read."""
     Lexicon(SOUNDS).write(path)
     return path
 
@@ -73,7 +73,7 @@ def trainer_of(config: TalkerTraining, folder: Path) -> Trainer:
 
 
 def lines(labels: tuple[str, ...] = ("anna", "ben")) -> list[Line]:
-    """Two to four frames a letter would be speech; these have about one, random but fixed."""
+    """Real speech has two to four frames for each letter; these lines have about one, random but fixed."""
     made = []
     for i, text in enumerate(SENTENCES):
         rng = np.random.default_rng(i)

@@ -1,4 +1,4 @@
-"""The config of a VoxCPM2 that is asked only for prompts."""
+"""The config of a VoxCPM2 that only lays out prompts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What both the official package and ours are given in tests of VoxCPM2's prompts. Needs nothing of ours.
+"""Inputs for tests of VoxCPM2's prompts, for the official package and ours alike. Needs nothing of ours.
 
 The tokenizer.json has the form of the published one (SentencePiece's BPE as transformers converts it: "▁" put first by
-a normalizer, bytes to fall back on, <s> put first by a post-processor) but few tokens, chosen to meet every way in
+a normalizer, bytes to fall back on, <s> put first by a post-processor) but few tokens, chosen to bring out every way in
 which a text can go wrong.
 """
 
@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 PATCH_SIZE, FEAT_DIM = 2, 3
 CONTROL = {101: "<|audio_start|>", 102: "<|audio_end|>", 103: "<|audio_prompt_start|>", 104: "<|audio_prompt_end|>"}
-NOT_ADDED = "<|background|>"  # a control token that is only in the vocabulary, as the published file has some
+NOT_ADDED = "<|background|>"  # a control token that is in the vocabulary only; the published file has some
 SPECIALS = ("<unk>", "<s>", "</s>", *CONTROL.values(), "<|im_end|>")
-WHOLE_WORD = "{hi}"  # added, but no control token
+WHOLE_WORD = "{hi}"  # an added token, but no control token
 CHARACTERS = "你好世界测试语音今天气不错人工智能龙凤，。！？（）"
-# Two characters or three; with a blank before them; and one that is a word only with its blank, so that it stays whole.
+# Words of two or three characters; with a blank before them; and one that needs its blank to be a word: it stays whole.
 MERGES = (
     "▁ t", "t h", "▁ th", "h e", "▁th e", "l l", "i n", "o n", "s >", "< s>", "( w", "▁ 你", "你 好", "▁你 好",
     "世 界", "人 工", "人工 智", "今 天", "天 气", "▁ 世界", "▁ 龙", "▁龙 凤", "好 世",
@@ -48,6 +48,6 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def latents_of(seed: int, frames: int, padding: str) -> np.ndarray:
-    """Patches of a "clip" that are known without a codec: whole numbers as float32, none of them 0."""
+    """The patches of a "clip", made without a codec: whole numbers as float32, none of them 0."""
     count = np.arange(frames * PATCH_SIZE * FEAT_DIM).reshape(frames, PATCH_SIZE, FEAT_DIM)
     return (1000 * seed + (500 if padding == "left" else 0) + 1 + count).astype(np.float32)

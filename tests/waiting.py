@@ -1,4 +1,4 @@
-"""What another thread is to bring about, waited for."""
+"""Waits for what another thread is to bring about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small stores of tensors in every form that weights are published in, and a module that they fill."""
+"""Small weight files in every form in which weights are published, and a module that they fill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Write = Callable[[Path, Tensors], TensorSource]
 
 
 class Fused(nn.Module):
-    """Three projections in one, a norm and a scalar: all that loading has to tell apart."""
+    """Three fused projections, a norm and a scalar: all the cases of loading."""
 
     def __init__(self) -> None:
         super().__init__()

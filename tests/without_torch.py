@@ -1,4 +1,4 @@
-"""Run by test_without_torch.py, in a process that has no torch: imports what must not need it, and lays prompts out."""
+"""Run by test_without_torch.py in a process without torch: imports what must not need torch, and lays out prompts."""
 
 from __future__ import annotations
 

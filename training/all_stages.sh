@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
+# Runs all stages that need the GPU, side by side as far as possible, on a machine that is lent by the minute:
 #
 #     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 8 9 4
 #
-# teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
-# talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
-# begins beside the codec, once its codes are final.
+# The arguments: unpacked teachers, a folder for what need not come home, one for what should, and the minutes for corpus,
+# codec, talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The
+# talker begins beside the codec, once its codes are final.
 #
-# CODEC=folder is the state of a codec, as an earlier run kept it (its `codec` or `blend`): the codec goes on from it, and
-# without it the codec begins anew. With 0 minutes the codec stays as it is there, and so do its codes: the talker then goes
-# on from the voice that ships, whose codec it has to be. KEPT_CODES=folder has the codes of an earlier corpus, which the
-# talker then learns at once, and the new one as well as soon as it is there. FIRST=n is the sentence at which that begins,
-# CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
+# CODEC=folder is a codec's state from an earlier run (its `codec` or `blend`): the codec continues from it, and begins anew
+# without it. With 0 minutes for the codec that one stays as it is, and so do its codes: the talker then continues from the
+# voice that ships, which must have that codec. KEPT_CODES=folder has the codes of an earlier corpus: the talker then learns
+# those at once, and the new ones as well as soon as they are there. FIRST=n is the first sentence of the new corpus, and
+# CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something complete.
 set -euo pipefail
 if [ $# -ne 7 ]; then
     sed -n '2,14s/^# \{0,1\}//p' "$0"
@@ -27,18 +27,18 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$work" "$out"
 
-share_gpu() { # processes then run side by side on the GPU instead of by turns
+share_gpu() { # by MPS: processes then run on the GPU at the same time instead of taking turns
     command -v nvidia-cuda-mps-control > /dev/null || return 0
     nvidia-cuda-mps-control -d || return 0
     timeout 60 python3 -c "import torch; torch.ones(1, device='cuda').sum().item()" || echo quit | nvidia-cuda-mps-control
 }
-stage() { # name, then a module and its arguments; what it prints goes to the name's log
+stage() { # a name, then a module and its arguments; its output goes to $out/NAME.log
     local name=$1 && shift
     echo "$(date +%T) $name"
     python3 -m "$@" >> "$out/$name.log" 2>&1
 }
 
-codes() { # of the corpus, by the codec's checkpoint
+codes() { # the corpus's codes, made with the codec's checkpoint
     stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
     stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --checkpoint "$codec" \
         --out "$out/codes" --flat "$work/codes.npy"
@@ -48,7 +48,7 @@ corpus() {
     stage corpus training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
         --first "${FIRST:-0}" ${CORPUS_FLAGS:---kokoro-processes 5 --workers 6}
 }
-talker() { # codes, speech_tokenizer, what to go on from
+talker() { # codes, speech_tokenizer, then options that say where to continue from
     stage talker training.talker.train --codes "$1" --codec "$2" --state "$work/talker" --out "$out/talker" --compile \
         --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" "${@:3}"
 }
@@ -69,14 +69,14 @@ elif [ -n "${KEPT_CODES:-}" ]; then
     corpus
     codes
     cp -r "$out/codes" "$work/more.part"
-    mv "$work/more.part" "$work/more" # whole at once, as the talker takes it
+    mv "$work/more.part" "$work/more" # appears whole, since the talker reads it at once
 else
     corpus
     codes
     talker "$out/codes" "$out/speech_tokenizer" "${shipped[@]}"
 fi
 wait
-[ "$codec_minutes" = 0 ] || codec=$out/codec # which has gone on since
+[ "$codec_minutes" = 0 ] || codec=$out/codec # which was trained further meanwhile
 stage guesses training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$work/voice"
 stage guesses training.guess --voice "$work/voice" --corpus "$work/corpus" --codes "$work/codes.npy" --out "$work/guesses.npy"
 stage decoder training.codec.train --corpus "$work/corpus" --state "$work/decoder" --out "$out/decoder" --frozen \

@@ -19,7 +19,7 @@ class Branches:
         self.streams = [torch.cuda.Stream(device) for _ in range(count)] if device.type == "cuda" else []
 
     def run(self, pieces: Sequence[Callable[[], T]]) -> list[T]:
-        """What each piece returns, in their order. On a CPU, and beyond the last stream, one after the other."""
+        """Return what each piece returns, in order. On a CPU, and beyond the last stream, they run one by one."""
         if not self.streams:
             return [piece() for piece in pieces]
         here, results = torch.cuda.current_stream(), []

@@ -53,8 +53,8 @@ def read_sentences(path: Path, split: str, limit: int | None) -> list[Row]:
 def given_voices(rows: list[Row], wanted: Sequence[str]) -> list[Row]:
     """The sentences that these voices can read, each in one of them.
 
-    Who is not wanted hands over to the next of the same accent, whose phonemes are the same. An accent that nobody has
-    is left out.
+    A voice that is not wanted hands over to the next wanted one of its accent, which has the same phonemes. Sentences
+    of an accent that no wanted voice has are left out.
     """
     turns = {accent: cycle([v for v in wanted if v[0] == accent]) for accent in {v[0] for v in wanted}}
     able = (row for row in rows if row["voice"][0] in turns)
@@ -64,7 +64,7 @@ def given_voices(rows: list[Row], wanted: Sequence[str]) -> list[Row]:
 def hibari_worker(
     folder: Path, out: Path, rows: list[Row], name: str, deadline: float, most_s: float, told: Any
 ) -> None:
-    """One process. `deadline` is on the wall clock, which processes share."""
+    """Run one process. `deadline` is on the wall clock, which processes share."""
     teacher = HibariTeacher(folder)
     writer = ShardWriter(out, name)
     for i, row in enumerate(rows):
@@ -97,7 +97,7 @@ def kokoro_clips(
 def read_with_kokoro(
     options: argparse.Namespace, rows: list[Row], name: str, deadline: float, most_s: float, told: Any
 ) -> None:
-    """One process. Several share a GPU well: alone, Kokoro leaves most of it idle."""
+    """Run one process. Several share a GPU well: a single Kokoro leaves most of it idle."""
     torch.backends.cuda.matmul.allow_tf32 = True
     teacher = KokoroTeacher(options.teachers, torch.device(options.device))
     writers: dict[str, ShardWriter] = {}
@@ -112,7 +112,7 @@ def read_with_kokoro(
             writer = writers.setdefault(voice, ShardWriter(options.out, f"{name}-{voice}"))
             writer.add(clip, row["text"], voice, row["split"])
 
-    # One thread: writers are not shared, and the device has its next batch while this one is trimmed.
+    # One thread, since writers are not shared: it trims this batch while the device runs the next one.
     with ThreadPoolExecutor(1) as pool:
         pending: list[Future[None]] = []
         for row, wave, durations in kokoro_clips(teacher, rows, deadline):
@@ -158,7 +158,7 @@ def main() -> None:
     rows = read_sentences(options.teachers / "sentences.jsonl", options.split, options.limit)
     rows = rows[options.first :] + rows[: options.first]
 
-    os.environ["OMP_NUM_THREADS"] = "1"  # of each process: with all their threads they take turns, five times slower
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each process: with more, their threads take turns, five times slower
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
     workers = []

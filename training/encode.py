@@ -2,9 +2,9 @@
 
     python -m training.encode --corpus /tmp/corpus --codec voice/speech_tokenizer --checkpoint runs/codec --out codes
 
-The first code of a frame is what its labels come to, by the kinds of sounds that the codec's checkpoint holds: what
-the encoder hears may be wrong. The audio stays where it was made; the codes go home, in files of at most 15 MiB that
-`read` opens.
+The first code of a frame follows from its labels, by the kinds of sounds that the codec's checkpoint holds: the
+encoder's own may be wrong. The audio stays where it was made; the codes go home, in files of at most 15 MiB that `read`
+opens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load_encoder(folder: Path, device: torch.device) -> CodecEncoder:
 
 @torch.no_grad()
 def encode_batch(encoder: CodecEncoder, clips: list[Tensor]) -> list[Tensor]:
-    """Whole frames each, padded behind: the encoder is causal, so no clip hears its padding."""
+    """Encode clips of whole frames, padded at the end: the encoder is causal, so padding changes no codes."""
     padded = torch.nn.utils.rnn.pad_sequence(clips, batch_first=True)
     codes = encoder.quantizer.encode(encoder(padded.float() / 32768), encoder.codebooks)
     return [row[: len(clip) // FRAME].to(torch.int16).cpu() for row, clip in zip(codes, clips, strict=True)]
@@ -95,7 +95,7 @@ def write(out: Path, entries: list[Entry], codes: list[np.ndarray]) -> None:
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         np.savez_compressed(
             out / f"codes-{number:02d}.npz",
-            # Apart, since deflate cannot see that the high bytes are nearly constant when they alternate.
+            # Low and high bytes apart: deflate cannot see that high bytes are nearly constant if they alternate.
             low=(flat & 255).astype(np.uint8),
             high=(flat >> 8).astype(np.uint8),
             frames=np.array([len(codes[i]) for i in part], np.int32),

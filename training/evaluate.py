@@ -4,7 +4,7 @@
         --random carry/sentences.jsonl.gz --at-once 1 32 --out runs/evaluation.json
 
 `--corpus` holds the teachers' own readings of these sentences (training.corpus --split eval): our durations and
-voices are held against theirs. Judges that are not installed are left out, with a note: DistillMOS (`distillmos`),
+voices are compared with theirs. Judges that are not installed are left out, with a note: DistillMOS (`distillmos`),
 Whisper (`openai-whisper` and its base.en), ECAPA-TDNN (`speechbrain` and its VoxCeleb weights).
 """
 
@@ -36,7 +36,7 @@ from training.evaluate_codec import Judge, at_16k, mos_judge, plain, transcriber
 from training.shards import Corpus
 from training.talker.config import TalkerTraining
 
-RATIOS = (0.6, 1.6)  # of the teacher's duration: outside, something was skipped or repeated
+RATIOS = (0.6, 1.6)  # of our duration to the teacher's: outside, something was skipped or repeated
 SLOWEST_LETTERS_PER_S = 5.0  # random sentences have no teacher's reading; slower than this is a runaway
 SPARE_S = 1.5
 _LABELS = ("cer", "mos", "similarity", "own_voice", "ended", "in_range", "ratio", "seconds", "rtf")
@@ -82,7 +82,7 @@ def embedder(checkpoint: Path | None) -> Embed | None:
 
 
 def cases_of(corpus: Corpus, config: TalkerTraining, count: int) -> list[Case]:
-    """Shipped speakers only, in turns."""
+    """Take cases of shipped speakers only, speaker by speaker in turn."""
     found: dict[str, list[Case]] = {name: [] for name in config.voice.shipped}
     for entry in corpus.entries:
         speaker = config.speaker_of.get(entry.speaker)

@@ -1,10 +1,10 @@
-"""How much the codec costs: held-out clips before and after it, by ear of three judges.
+"""How much quality the codec costs: three measures of held-out clips, before and after it.
 
     python -m training.evaluate_codec --corpus held-out --codec voice/speech_tokenizer --whisper base.en.pt --clips 20
 
-Prints a table a speaker at a time and writes the figures as JSON. Mel distance needs nothing; DistillMOS needs the
-package `distillmos`, CER the package `openai-whisper` and a checkpoint of it. A judge that is not installed is
-left out, with a note.
+Prints a table with a line for each speaker, and writes the figures as JSON. Mel distance needs nothing; DistillMOS
+needs the package `distillmos`, CER the package `openai-whisper` and a checkpoint of it. A judge that is not installed
+is left out, with a note.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def transcriber(checkpoint: Path | None) -> Callable[[Tensor], str] | None:
 
 
 def choose(entries: list[Entry], count: int) -> list[Entry]:
-    """As many of each speaker, in turns."""
+    """Choose clips of all speakers in turn."""
     by_speaker: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_speaker[entry.speaker].append(entry)

@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Graphed:
-    """`function(variant, inputs)` must read the host for nothing but `variant`, and leave its results on the device.
+    """`function(variant, inputs)` must read nothing on the host but `variant`, and leave its results on the device.
 
     All that touches the trained weights has to run on one stream that is not the default one: see `own_stream`.
     """

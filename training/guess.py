@@ -32,7 +32,7 @@ from training.talker.batches import Batch, Batches, allow_any_shape
 from training.talker.config import TalkerTraining
 from training.talker.utterances import Line, Shorts, Utterances, builder_of, gather
 
-POSITIONS = 16384  # of a batch
+POSITIONS = 16384  # in a batch
 
 
 @torch.inference_mode()
@@ -55,7 +55,7 @@ def lay_out(
 ) -> tuple[Utterances, NDArray[np.int64]]:
     """What the voice in `folder` would be asked for, and where in `codes` [all frames, codebooks] each begins.
 
-    Before anything touches the GPU: it forks.
+    It must be called before anything touches the GPU, since it forks.
     """
     starts = np.cumsum([0, *(e.samples // FRAME for e in entries)])
     if starts[-1] != len(codes):
@@ -72,7 +72,7 @@ def lay_out(
 
 
 def guesses(model: Qwen3TTS, said: Utterances, starts: NDArray[np.int64], codes: Shorts) -> Shorts:
-    """In place of `codes`."""
+    """Make guesses that take the place of `codes`."""
     out = np.full_like(codes, -1)
     special = {"pad_text": model.config.tts_pad_token_id, "stop": model.config.talker.codec_eos_token_id}
     every = Batches(said, model.device, **special, positions=POSITIONS)

@@ -3,11 +3,11 @@
     python -m training.lexicon --sentences carry/voice1/sentences.jsonl.gz \\
         --words /usr/share/dict/american-english-large --out runs/lexicon.zz
 
-A word is kept as it is mostly read in the corpus' sentences (`training.carry` read them); words of the list that no
-sentence has are read alone. What a rule finds as well ("'s") and what needs other sounds is left out. Names that the
-reader gets wrong are as `names.txt` has them; without sentences and words, only that is done to a lexicon there is.
-The one that ships lies with its voice. A new one is given to `training.talker.train` and `training.export`, or, when
-only names have changed, written into the voice folder that `training.ship` will take.
+A word is kept as it is mostly read in the corpus' sentences (`training.carry` had them read); words of the list that
+are in no sentence are read alone. Words that a rule would give as well ("'s"), or that need other sounds, are left out.
+Names that the reader gets wrong are taken from `names.txt`; without sentences and words, only that is done, to an
+existing lexicon. The one that ships lies with its voice. A new one is given to `training.talker.train` and
+`training.export` or, when only names have changed, written into the voice folder that `training.ship` will take.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_alone(words: Iterable[str], known: dict[str, str], reader: Callable[[st
 
 
 def without_rules(sounds: dict[str, str]) -> dict[str, str]:
-    """Less what the lexicon finds anyway."""
+    """Leave out what the lexicon's rules find anyway."""
     kept: dict[str, str] = {}
     for word in sorted(sounds, key=len):
         if Lexicon(kept).find(word) != sounds[word]:
@@ -85,7 +85,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def with_names(known: dict[str, str], names: dict[str, str]) -> dict[str, str]:
-    """What a name's possessive sounded like goes with its old sounds."""
+    """Replace the sounds of names; a name's possessive, which had the old sounds, is dropped."""
     return {word: sounds for word, sounds in known.items() if word.removesuffix("'s") not in names} | names
 
 

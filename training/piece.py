@@ -1,4 +1,4 @@
-"""A piece of a run: runs are cut into pieces of a few minutes, and each goes on from the state that the last one left.
+"""A piece of a run: runs are cut into pieces of a few minutes, each of which resumes from the state of the last one.
 
 What the trainers' commands share: their options, where a piece begins, and what it says of itself at its end.
 """
@@ -44,7 +44,7 @@ def log_to_terminal() -> None:
 def resume(
     run: R, load: Callable[[R, Path], None], options: argparse.Namespace, name: str, log: logging.Logger
 ) -> None:
-    """From `--resume`, or else from `--state` if it holds a checkpoint of that name; otherwise the run is new."""
+    """Resume from `--resume`, or else from `--state` if it holds a checkpoint of that name; else the run is new."""
     source = options.resume or (options.state if any(options.state.glob(f"{name}-*.safetensors")) else None)
     if source is None:
         return
@@ -54,7 +54,7 @@ def resume(
 
 
 def report(run: Run, curves: Curves, figures: Mapping[str, float], log: logging.Logger) -> None:
-    """The piece's last word: its figures, in the curves and in the log."""
+    """Report a piece's figures at its end, in the curves and in the log."""
     curves.add({"step": run.step_number, "minutes": round(run.minutes, 3), **figures})
     curves.draw()
     log.info("step %d, %.1f minutes in all: %s", run.step_number, run.minutes, dict(figures))

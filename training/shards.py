@@ -24,7 +24,7 @@ class Entry:
     speaker: str
     split: str
     samples: int
-    start: int = 0  # of its first sample in all that was opened
+    start: int = 0  # index of its first sample in all that was opened
 
 
 class ShardWriter:

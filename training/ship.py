@@ -17,7 +17,7 @@ MOST_BYTES = 40_000_000
 
 
 def ship(voice: Path, place: Path) -> int:
-    """Replace what is there; → its bytes."""
+    """Replace what is there → the bytes of what is there now."""
     size = sum(p.stat().st_size for p in voice.rglob("*") if p.is_file())
     if size > MOST_BYTES:
         raise ValueError(f"{voice} has {size / 1e6:.1f} MB, over {MOST_BYTES / 1e6:.0f} MB")

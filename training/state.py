@@ -50,7 +50,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """From tensors named as `optimizer_tensors` names them, without the prefix."""
+    """Restore it from tensors that are named as by `optimizer_tensors`, without the prefix."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".")

@@ -221,7 +221,7 @@ def split(kept: list[tuple[str, str]], eval_sentences: int, random_sentences: in
 
 
 def with_words(sentences: list[Sentence], most: int) -> list[Sentence]:
-    """And the commonest `most` words, each alone: nobody else says "Yes." Those are all for training."""
+    """Add the `most` commonest words, each alone, as no sentence is just "Yes." All of them are for training."""
     counts = Counter(word for s in sentences if s.split == "train" for word in _WORD.findall(s.text.lower()))
     held = {key(s.text) for s in sentences}
     common = [word for word, _ in counts.most_common() if word.isalpha() and len(word) > 1 and key(word) not in held][

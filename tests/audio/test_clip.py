@@ -76,7 +76,7 @@ def test_other_rates_are_resampled(rate_hz: int) -> None:
     t = np.arange(rate_hz) / rate_hz
     clip = read((0.5 * np.sin(2 * np.pi * 440 * t), rate_hz))
     expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(clip)) / SAMPLE_RATE)
-    # 24001 from 44.1 kHz: the official resampler rounds so, and one sample can be one frame
+    # The official resampler rounds to 24001 from 44.1 kHz, and one sample more can mean one frame more.
     assert len(clip) == (24_001 if rate_hz == 44_100 else 24_000)
     np.testing.assert_allclose(clip[2000:-2000], expected[2000:-2000], atol=1e-3)
 
@@ -125,7 +125,7 @@ def test_a_text_file_is_refused_with_the_formats_that_work(tmp_path: Path, name:
     assert "WAV, FLAC, OGG, MP3, M4A or WebM" in message
 
 
-# Not OGG: it has no length in its header, so that what is left of it is a clip of its own.
+# Not OGG: its header holds no length, so a truncated file is a valid, shorter clip.
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "MP3", "AIFF"])
 @pytest.mark.parametrize("kept", [0.01, 0.3, 0.8])
 def test_a_truncated_file_is_refused(format: str, kept: float) -> None:
@@ -175,7 +175,7 @@ def test_a_flac_that_hides_its_length_is_refused() -> None:
 def test_silence_is_refused(silence: float) -> None:
     noise = np.random.default_rng(0).uniform(-1, 1, SAMPLE_RATE) * silence
     assert "silent" in refusal((noise, SAMPLE_RATE))
-    assert "silent" in refusal((noise + 0.5, SAMPLE_RATE))  # an offset is not a sound
+    assert "silent" in refusal((noise + 0.5, SAMPLE_RATE))  # a constant offset is no sound
     assert "silent" in refusal(as_file(noise))
 
 

@@ -1,4 +1,4 @@
-"""Log-mels are the official speaker path's, and their filterbank is Slaney's."""
+"""Log-mels equal those of the official speaker path, and their filterbank is Slaney's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SPEC = MelSpec()
 def test_the_mel_of_the_reference_clip_is_the_official_one(
     golden: Callable[[str], Mapping[str, np.ndarray]],
 ) -> None:
-    """To 1e-4, and where next to nothing sounds to what float32 has left of it: a Fourier transform rounds by the
-    loudest it hears, differently on other CPUs, and near the floor the official file is itself 4e-3 from float64's."""
+    """Within 1e-4; where the clip is nearly silent, within float32's precision: a Fourier transform's rounding errors
+    scale with the loudest component and differ between CPUs, and near the floor the official file is itself 4e-3 off
+    float64."""
     mel = log_mel(torch.from_numpy(reference_clip()[0]), SPEC)
     official = golden("base")["prompt_xvec0/spk_mel"].reshape(-1, SPEC.mel_bins)
     np.testing.assert_allclose(mel.exp(), np.exp(official), rtol=1e-4, atol=1e-7)

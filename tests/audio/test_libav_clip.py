@@ -1,4 +1,4 @@
-"""What phones and browsers record is read as other clips are, within the same bounds, or refused in a sentence."""
+"""Recordings from phones and browsers are read like other clips, within the same bounds, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_its_length_is_judged(m4a: bytes, webm: bytes) -> None:
 
 
 def test_decoding_stops_at_the_longest_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that does not say how long it is: as much is decoded as may be kept, and no more."""
+    """The container does not state its length, so decoding stops once it has as much as may be kept."""
     data = recording("adts", "aac", seconds=15.0)
     kept: list[int] = []
     real = libav_clip.decode
@@ -118,7 +118,7 @@ def test_half_of_it_is_refused(m4a: bytes, webm: bytes, kept: float) -> None:
 
 
 def test_a_file_that_lies_about_its_size_takes_nobodys_memory(m4a: bytes) -> None:
-    """A hundred million samples in one chunk: libav makes an index of them, 24 bytes for each."""
+    """The file claims a hundred million samples in one chunk; libav makes an index of them, 24 bytes for each."""
     lie = bytearray(m4a)
     sizes, chunks = m4a.index(b"stsz"), m4a.index(b"stsc")
     lie[sizes + 8 : sizes + 16] = struct.pack(">II", 10, 100_000_000)

@@ -9,7 +9,7 @@ import soxr
 from sonant.audio.resample import StreamResampler
 
 RATES = [8000, 16000, 22050, 44100, 48000]
-FRAME = 1920  # of the codec, 80 ms
+FRAME = 1920  # samples of a codec frame, 80 ms
 
 
 def noise(samples: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def test_it_works_the_other_way_too(from_rate: int) -> None:
 
 @pytest.mark.parametrize(("to_rate", "heard_ms"), [(8000, 61), (16000, 61), (48000, 69), (24000, 80)])
 def test_the_first_frame_gives_sound_at_once(to_rate: int, heard_ms: int) -> None:
-    """These are the figures in the module's docstring."""
+    """The figures are those in the docstring of audio/resample.py."""
     assert len(StreamResampler(24000, to_rate).push(noise(FRAME))) / to_rate * 1e3 >= heard_ms
 
 

@@ -1,4 +1,4 @@
-"""Speech gets faster or slower by just so much, at the same pitch, and chunks leave no trace."""
+"""Speech gets faster or slower by exactly the factor asked for, at the same pitch, and chunks leave no trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sonant.audio.speed import SpeedChanger
 from sonant.errors import BadRequest
 
 RATE = 24000
-FRAME = 1920  # of the codec, 80 ms
+FRAME = 1920  # samples of a codec frame, 80 ms
 SPEEDS = [0.25, 0.5, 0.8, 1.0, 1.1, 1.5, 2.0, 3.0, 4.0]
 
 
@@ -24,7 +24,7 @@ def tone(hz: float, seconds: float = 2.0, rate: int = RATE) -> np.ndarray:
 
 
 def voice(seconds: float = 2.0, start_hz: float = 90, end_hz: float = 220, pauses: bool = True) -> np.ndarray:
-    """Glottal pulses whose pitch glides up, and breath."""
+    """A made-up voice: glottal pulses whose pitch glides up, and breath."""
     t = np.arange(round(seconds * RATE)) / RATE
     phase = 2 * np.pi * np.cumsum(np.linspace(start_hz, end_hz, len(t))) / RATE
     pulses = sum(np.sin(k * phase) / k for k in range(1, 25))
@@ -52,7 +52,7 @@ def test_a_tone_keeps_its_pitch_and_level(speed: float, hz: int) -> None:
     assert main_frequency_hz(changed) == pytest.approx(hz, rel=0.005)
     whole_hops = changed[2400:-2400][: (len(changed) - 4800) // 480 * 480].reshape(-1, 480)
     levels = np.sqrt((whole_hops**2).mean(axis=1)) / (0.5 / np.sqrt(2))
-    assert levels.min() > 0.9 and levels.max() < 1.1  # seams that did not match would cancel
+    assert levels.min() > 0.9 and levels.max() < 1.1  # where a seam does not match, the signals would cancel
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 48000])
@@ -95,7 +95,7 @@ def test_little_is_held(speed: float) -> None:
     changer, samples, given = SpeedChanger(RATE, speed), voice(4.0), 0
     for begin in range(0, len(samples) - FRAME, FRAME):
         given += len(changer.push(samples[begin : begin + FRAME]))
-        assert begin + FRAME - given * speed <= 0.06 * RATE + 480 * speed  # a hop out, 60 ms of input
+        assert begin + FRAME - given * speed <= 0.06 * RATE + 480 * speed  # a hop of output, and 60 ms of input
         assert len(changer.input) < 0.1 * RATE + 2 * FRAME
 
 
@@ -110,7 +110,7 @@ def test_speed_1_is_the_identity_and_holds_nothing() -> None:
 def test_silence_stays_silent_and_loudness_stays_bounded(speed: float) -> None:
     assert not np.any(change(np.zeros(RATE, np.float32), speed))
     samples = voice()
-    assert np.abs(change(samples, speed)).max() <= np.abs(samples).max() * 1.001  # fades only weigh
+    assert np.abs(change(samples, speed)).max() <= np.abs(samples).max() * 1.001  # crossfades do not amplify
 
 
 @pytest.mark.parametrize("speed", [0.24, 4.01, 0.0, -1.0, float("nan"), float("inf")])

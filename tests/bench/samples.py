@@ -47,7 +47,7 @@ def level(
 
 
 def noisy_run(seed: int, *, slow: float = 1.0, requests: int = 128, noise: float = 0.05, prompts: int = 30) -> Run:
-    """As from a server whose requests take `slow` times as long, give or take the noise."""
+    """A run as from a server whose requests take `slow` times as long, give or take the noise."""
     random = np.random.default_rng(seed)
     samples = [
         sample(

@@ -22,7 +22,7 @@ PCM_100_MS = bytes(4800)  # 24 kHz, 16 bits
 class Call:
     def __init__(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.path, self.body, self.writer = path, body, writer
-        self.sent_s: list[float] = []  # of every chunk
+        self.sent_s: list[float] = []  # when each chunk was sent
         self.came_s = time.perf_counter()
 
     def head(self, status: int = 200, content_type: str = "audio/pcm", /, **headers: str) -> None:
@@ -97,7 +97,7 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted(script: Script, **options: Any) -> AsyncIterator[ScriptedServer]:
-    """In the test's own event loop: no thread comes between a chunk and its measurement."""
+    """Serve in the test's own event loop, so that no thread comes between a chunk and its measurement."""
     server = ScriptedServer(script, **options)
     listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
@@ -109,7 +109,7 @@ async def scripted(script: Script, **options: Any) -> AsyncIterator[ScriptedServ
 
 @contextmanager
 def in_thread(script: Script, **options: Any) -> Iterator[ScriptedServer]:
-    """For clients that run in processes of their own."""
+    """Serve in a thread, for clients that run in processes of their own."""
     ready, stop = threading.Event(), asyncio.Event()
     found: list[Any] = []
 

@@ -1,10 +1,10 @@
-"""A speech server that streams silence in real time, so efficient that what is measured against it is the client.
+"""A speech server that streams silence in real time, so efficient that a load test of it measures the client.
 
     python tests/bench/stub_server.py --port 9000 --seconds 10 --log sent.json
 
-All streams hang on one timer wheel of 1 ms. Each starts in the slot in which it was asked for, so that load comes as
-evenly as requests do. At its end it writes down when each chunk was sent, by the text that was asked for (perf_counter,
-which the processes of a Linux machine share): the truth that a client's time stamps are held against.
+One timer wheel with slots of 1 ms serves all streams. Each starts in the slot in which it was requested, so the load is
+spread as evenly as the requests. At its end the server writes down when each chunk was sent, by the text that was asked
+for (perf_counter, which the processes of a Linux machine share): the truth for checking a client's time stamps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import uvloop
 
 RATE_HZ = 24_000
 CHUNK_S = 0.08
-SLOTS = 80  # of a wheel that turns once a chunk
+SLOTS = 80  # of the timer wheel, which turns once per chunk
 SILENCE = bytes(int(2 * RATE_HZ * CHUNK_S))
 CHUNK = f"{len(SILENCE):x}\r\n".encode() + SILENCE + b"\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\nx-sample-rate: 24000\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -45,7 +45,7 @@ class Wheel:
             self.turned += 1
 
     def add(self, stream: Stream) -> None:
-        """Into the slot that was just sent: the next chunk is due in a chunk's time, less a millisecond."""
+        """Add it to the slot that was just sent: its next chunk is due in a chunk's time, less up to a millisecond."""
         self.slots[(self.turned - 1) % SLOTS].append(stream)
 
 

@@ -14,7 +14,7 @@ from sonant.errors import ConfigError
 
 
 def server(limit: int, bad_share: float = 0.0, slow_from: int = 10**9, seed: int = 0) -> Measure:
-    """Holds `limit` listeners; of those, so many streams are bad by chance."""
+    """A server that holds up to `limit` listeners; of their streams `bad_share` are bad at random."""
     rng = random.Random(seed)
 
     def measure(listeners: int, requests: int) -> LoadLevel:
@@ -84,7 +84,7 @@ def test_how_sure_it_is() -> None:
 
 @pytest.mark.parametrize("listeners", [1, 200])
 def test_a_server_just_below_the_promise_is_confirmed_no_more_often_than_the_confidence_says(listeners: int) -> None:
-    """However often the count is looked at. With the whole 5 % for each look it was twice as often."""
+    """However often a confirmation looks at the count. With the full 5 % for each look it was twice as often."""
     promise, trials = Promise(), 300
     below = promise.share - 1e-6
     searches = [Search(server(5000, bad_share=1 - below, seed=n), promise) for n in range(trials)]

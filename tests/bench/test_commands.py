@@ -46,9 +46,9 @@ def test_a_sweep_over_two_processes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0
     shown = capsys.readouterr().out
     assert shown.count("8/8") == 2 and "x_tokens: +100" in shown
-    assert len(server.calls) == 2 * (8 + 2)  # two warm-ups a level
+    assert len(server.calls) == 2 * (8 + 2)  # two warm-ups per level
     said = [call.body["input"] for call in server.calls]
-    assert all(said[first] not in said[2:10] for first in (0, 1))  # and of other texts
+    assert all(said[first] not in said[2:10] for first in (0, 1))  # whose texts are others
     assert server.most_in_flight == 4
     data = json.loads(out.read_text())
     assert "sesame" not in out.read_text()
@@ -65,7 +65,7 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
         await call.paced([0.05] if len(server.calls) <= 12 else [60.0])
 
     with in_thread(script) as server:
-        # a runner in the background may have made us deaf to SIGINT, and children inherit that
+        # Tests that were started in the background may ignore SIGINT, and child processes inherit that.
         hearing = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "from sonant.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -140,7 +140,7 @@ def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         options += ["--concurrency", "2", "--requests", "12"]
         assert main(["bench", "quality", *options, "--out", str(out), "--against", str(earlier)]) == 1
     shown = capsys.readouterr().out
-    assert "100.00%" in shown  # a fifth of a second is too short for all of these
+    assert "100.00%" in shown  # a fifth of a second is too short for any of these texts
     assert re.search(r"too short\s+0.0000\s+1.0000.*WORSE", shown)
     assert len(json.loads(out.read_text())["levels"][0]["rows"]) == 12
 
@@ -239,11 +239,11 @@ def test_the_metronome_sees_a_loop_that_is_late() -> None:
             began = time.perf_counter()
             for _ in range(10):
                 await asyncio.sleep(0.02)
-                time.sleep(block_s)  # as a callback that takes long
+                time.sleep(block_s)  # stands for a callback that takes long
             await asyncio.sleep(0.02)
             return metronome.errors_since(began)
 
     late = sorted(asyncio.run(run(0.05)))
     assert len(late) > 40
-    assert late[-1] > 0.03  # what was written early in a block was read at its end
+    assert late[-1] > 0.03  # a tick written early in a block was read at its end
     assert all(error >= 0 for error in late)

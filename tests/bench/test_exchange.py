@@ -46,7 +46,7 @@ def test_times_and_gaps_are_right_to_the_millisecond() -> None:
     assert sample.audio_s == pytest.approx(0.5)
     assert sample.rtf == pytest.approx(sample.end_s / 0.5)
     assert sample.chunk_gaps_s == pytest.approx([b - a for a, b in pairwise(sent)], abs=MS)
-    # 100 ms a chunk: dry before the third, which comes 300 ms after the first, and before the fifth
+    # Chunks hold 100 ms, so sound runs out before the third, which comes 300 ms after the first, and before the fifth.
     first_gap = (sent[2] - sent[0]) - 0.2
     second_gap = (sent[4] - sent[2]) - 0.2
     assert first_gap > 0.09 and second_gap > 0.01
@@ -71,7 +71,7 @@ def test_connecting_counts_unless_it_is_done_first() -> None:
     counted, apart = asyncio.run(run(False)), asyncio.run(run(True))
     assert counted.connect_s > 0 and apart.connect_s > 0
     assert counted.ttfp_s > counted.connect_s
-    assert apart.started_s - apart.connect_s > began  # its clock began after the connection did
+    assert apart.started_s - apart.connect_s > began  # its clock began once the connection was made
 
 
 def test_a_wav_header_is_no_sound() -> None:
@@ -100,7 +100,7 @@ def test_samples_cut_in_two_and_the_servers_own_rate() -> None:
 
     sample, call = ask(script)
     assert sample.audio_s == 1.0 and sample.sample_rate == 8000
-    assert sample.started_s + sample.ttfp_s == pytest.approx(call.sent_s[1], abs=MS)  # the first whole sample
+    assert sample.started_s + sample.ttfp_s == pytest.approx(call.sent_s[1], abs=MS)  # the first whole sample is in
 
 
 def test_events_carry_sound_and_may_be_cut_anywhere() -> None:
@@ -152,9 +152,9 @@ def test_compressed_sound_is_measured_by_its_packets(form: str) -> None:
 
     sample, _ = ask(script, response_format=form)
     assert sample.ok, sample.detail
-    assert sample.audio_s == pytest.approx(1.0, abs=0.15)  # encoders put silence around
+    assert sample.audio_s == pytest.approx(1.0, abs=0.15)  # encoders add silence at both ends
     assert sample.heard is not None
-    assert 0.2 < sample.heard.gap_s < 0.8  # 0.5 s buffered, less what the codec kept back, and 0.9 waited
+    assert 0.2 < sample.heard.gap_s < 0.8  # 0.9 s of pause, less 0.5 s buffered, of which the codec kept some back
 
 
 async def cut_chunked(call: Call) -> None:
@@ -295,7 +295,7 @@ def test_a_failure_ends_when_it_failed(script: Script) -> None:
         async with scripted(script) as server:
             aim = Target(server.url)
             ended = await speak(aim, aim.request(PROMPT), PROMPT, host="127.0.0.1", timeout_s=0.2)
-            await asyncio.sleep(0.5)  # as others of the same load go on
+            await asyncio.sleep(0.5)  # during which other requests of the same load would go on
             return ended.sample()
 
     sample = asyncio.run(run())

@@ -1,4 +1,4 @@
-"""`sonant bench kernels --against`: what became slower fails, noise and a slower GPU do not. Figures are made up."""
+"""`sonant bench kernels --against` fails for slower kernels, but not for noise or a slower GPU. Figures are made up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_noise_is_measured_away() -> None:
 
 
 def test_figures_are_relative_to_the_bandwidth_of_the_same_run() -> None:
-    """A GPU at half its clock halves both; a kernel that is as slow as before on a faster one is slower."""
+    """A GPU at half its clock halves both; a kernel that takes as long as before on a faster GPU counts as slower."""
     assert gate.judge([timed(STEP, 120.0, floor_us=100.0)], {STEP: 50 / 60}, never).passed
     assert not gate.judge([timed(STEP, 60.0, floor_us=40.0)], {STEP: 50 / 60}, lambda names: []).passed
 
@@ -125,7 +125,7 @@ def test_a_table_that_says_nothing_about_this_gpu_is_refused(content: Any, reaso
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Times that the command measures, one after the other, instead of running anything."""
+    """The times that the command will find, one after the other, instead of running anything."""
     us: list[float] = []
 
     def measured(
@@ -150,7 +150,7 @@ def command(table: Path | str, *more: str) -> int:
 def test_the_command_accepts_passes_and_fails(
     made_up: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two norms: the talker's and the predictor's."""
+    """The command measures two norms: the talker's and the predictor's."""
     table = tmp_path / "table.json"
     made_up += [10.0, 20.0]
     assert command(table, "--accept") == 0
@@ -164,7 +164,7 @@ def test_the_command_accepts_passes_and_fails(
     made_up += [10.0, 30.0]
     assert command(table, "--tolerance", "40") == 0
     made_up += [10.0, 30.0, 29.0, 28.0, 27.0]
-    assert command(table, "--accept") == 0  # with open eyes
+    assert command(table, "--accept") == 0  # slower, and accepted on purpose
     made_up += [10.0, 27.5]
     assert command(table) == 0
 
@@ -191,7 +191,7 @@ def test_the_command_finds_the_table_that_is_shipped_for_its_gpu(
 def test_what_seems_slower_is_measured_again_with_a_floor_of_its_own(
     made_up: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ceiling that was measured too high by chance makes everything look slow."""
+    """Because a ceiling that was measured too high by chance makes everything look slow."""
     asked: list[torch.device] = []
     monkeypatch.setattr(versus_torch, "copy_bandwidth", lambda device: asked.append(device) or 4e12)
     made_up += [10.0, 20.0]
@@ -203,7 +203,7 @@ def test_what_seems_slower_is_measured_again_with_a_floor_of_its_own(
 def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As root, who may write everywhere, a file stands for a folder that is read-only."""
+    """A file stands for a read-only folder, since root may write to those too."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(gate, "shipped", lambda gpu, quantize: tmp_path / "file" / "accepted" / "table.json")
     assert command("shipped", "--accept") == 2
@@ -228,7 +228,7 @@ def test_a_table_of_no_use_here_is_told_before_anything_is_measured(
     made_up += [10.0, 20.0]
     assert command(table, "--accept") == 0
     table.write_text(json.dumps(json.loads(table.read_text()) | content))
-    assert command(table, *more) == 2  # where nothing is left to measure
+    assert command(table, *more) == 2  # no time is left in `made_up`, so measuring would fail
     assert reason in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_processes_that_compile_ahead_share_all_cases_out() -> None:
     providers = (qwen_workload.workloads(["0.6b"]),)
     asked = Asked(torch.device("cpu"), torch.float32, None, providers, (1, 2), 0, ("rms_norm", "uniforms"), "")
     count = len(list(asked.cases()))
-    assert count == 6  # two norms and the draws, at either number of rows
+    assert count == 6  # two norms and the uniforms, each at two numbers of rows
     assert [run_share(pickle.loads(pickle.dumps(asked)), n, 4) for n in range(4)] == [2, 2, 1, 1]
 
 
@@ -277,7 +277,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.
 
 
 def test_long_attention_has_rivals_that_compute_the_same() -> None:
-    """Smaller than they are measured; FlashAttention is whatever torch has on a CPU."""
+    """At smaller shapes than are measured; torch's attention on a CPU stands for FlashAttention."""
     cases = AttentionCases(torch.device("cpu"), torch.float32)
     for case, causal in ((cases.prefill(2, 40), True), (cases.decode(3, 40), False)):
         call = case.make()
@@ -286,7 +286,7 @@ def test_long_attention_has_rivals_that_compute_the_same() -> None:
         with torch.inference_mode():
             if causal:
                 expected = reference.paged_attention(*call.args)
-            else:  # ready heads: those of the projection, as they are
+            else:  # the query heads, just as the projection gives them
                 qkv, heads, cache, tables, positions, span = call.args
                 q = qkv.view(3, 1, -1, 128)[:, :, : heads.heads]
                 expected = reference.paged_attention(q, cache, tables, positions, span)

@@ -23,7 +23,7 @@ from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 CPU = torch.device("cpu")
-# see test_any_familys_workloads_can_be_measured
+# ops that Qwen3-TTS does not use: see test_any_familys_workloads_can_be_measured
 OF_OTHER_FAMILIES = {
     "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention",
     "local_attention_add", "local_stack", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu",
@@ -50,7 +50,7 @@ def test_shapes_are_those_of_the_releases() -> None:
 
 
 def test_any_familys_workloads_can_be_measured() -> None:
-    """Numbers are all that the cases know of a model."""
+    """The cases know a model only by the numbers of its workload."""
     waves = StackWorkload(
         "waves", 32, 48, 4, 2, 16, vocab=32, context=7, per_frame=True, draws=False, tokens=14, patch=(2, 8),
         head_norms=False,
@@ -117,7 +117,7 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
 
 
 def test_layers_of_a_pass_know_whose_cache_they_have() -> None:
-    """Counters of shared rows belong to the whole cache: a view's would be gone while a graph still counts there."""
+    """Counters of shared rows belong to the whole cache: a view's could be freed while a graph still counts in them."""
     cases = Cases(CPU, torch.float32).every(workload.workloads(["0.6b"]), [2], prefill=0)
     with torch.inference_mode():
         cache = next(case for case in cases if case.op == "paged_pass").make().args[4]
@@ -144,7 +144,7 @@ def test_units_have_eight_bits_where_a_quantised_codec_has_them() -> None:
 
 
 def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
-    """At the published shapes of VoxCPM2, and its codec's samples are those of a patch."""
+    """At the published shapes of VoxCPM2, whose codec makes a whole patch of samples for each frame."""
     told = voxcpm2.workloads(["2b"])
     language, flow = told.stacks
     assert (language.hidden, language.inner, language.qkv, language.draws) == (2048, 6144, 2560, False)
@@ -157,7 +157,7 @@ def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
     assert cases["flow_turn"].streamed_bytes == 4 * 2 * 64 * 1024
     assert cases["norm_gated"].flops == 2 * 66 * 2 * 1024 * 4096
     assert "sample" not in cases and "linear" not in cases
-    assert "local_stack" not in cases  # of 66 tokens
+    assert "local_stack" not in cases  # none for 66 tokens
     few = {case.op: case for case in Cases(CPU, torch.float32).every(replace(told, stacks=(flow,)), [1], prefill=0)}
     assert few["local_stack"].streamed_bytes == 4 * 4 * 1024 * (2560 + 2048 + 3 * 4096)
 
@@ -198,7 +198,7 @@ def test_quantised_weights_are_half_the_bytes_and_heads_stay() -> None:
 def test_weights_come_from_memory_and_not_from_a_cache() -> None:
     case = Cases(CPU, torch.float32)._product("linear", "x", 1, 1024, 3072)
     first, second = case.make(), case.make()
-    assert first.args[0] is second.args[0]  # what a kernel before has just written may be in a cache
+    assert first.args[0] is second.args[0]  # activations may be in a cache, as the kernel before has just written them
     assert first.args[1].data_ptr() != second.args[1].data_ptr()
     timed = measure(case, CPU, Ceiling(1e10, 1e11))
     assert timed.picked == "reference" and timed.kernel_us is None and timed.speed_up is None
@@ -225,7 +225,7 @@ def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: py
 
 
 def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--size", "2b", "--rows", "1", "--device", "cpu"]  # all ops of it would be half a minute
+    options = ["--size", "2b", "--rows", "1", "--device", "cpu"]  # all its ops would take half a minute
     assert main(["bench", "kernels", "--ops", "local_attention,flow_turn,rms_norm,sample", *options]) == 0
     shown, told = capsys.readouterr()
     for words in ("voxcpm2 flow 11 positions", "voxcpm2 flow 4 × 64", "voxcpm2 language norm"):

@@ -51,7 +51,7 @@ def test_an_open_loop_does_not_wait_for_the_server() -> None:
     load = Load(20, rate=200, seed=1)
     samples, server = drive(slow, load)
     assert len(samples) == 20
-    assert server.most_in_flight == 20  # all came within the first answer's time
+    assert server.most_in_flight == 20  # all came while the first answer was being sent
     came = sorted(s.started_s - s.late_s for s in samples)
     due = load.arrivals_s()
     assert [t - came[0] for t in came] == pytest.approx([t - due[0] for t in due], abs=1e-6)

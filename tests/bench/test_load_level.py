@@ -112,7 +112,7 @@ def test_the_servers_own_view_is_what_changed() -> None:
     assert moved is not None
     assert moved['a_tokens{model="x"}'] == {"kind": "counter", "grown": 200, "per_s": 50}
     assert moved["a_steps"]["per_s"] == 12.5
-    # ten new ones, all between 0.1 and 0.5
+    # There are ten new observations, all between 0.1 and 0.5.
     assert moved["a_ttft_seconds"] == pytest.approx(
         {"kind": "histogram", "count": 10, "mean": 0.3, "p50": 0.3, "p99": 0.496}
     )

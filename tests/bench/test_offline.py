@@ -94,7 +94,7 @@ def test_no_time_is_below_zero_when_the_machine_was_slower_for_the_parts_alone(
     alone = breakdown._frame_parts
 
     def slow(rig: StepRig) -> list[tuple[str, float, int]]:
-        """As if others had taken the machine meanwhile; what is told by a difference was slower without."""
+        """As if other processes slowed down this run; a part that is found by a difference comes out negative."""
         return [(name, -3.0 if name == "its sampling" else 500.0 + ms, moved) for name, ms, moved in alone(rig)]
 
     threads: set[threading.Thread] = set()
@@ -113,7 +113,7 @@ def test_no_time_is_below_zero_when_the_machine_was_slower_for_the_parts_alone(
     found = breakdown.break_down(closed, 2, FRAMES, 1e10)
     assert all(part.ms >= 0 for part in found.parts)
     assert sum(part.ms for part in found.parts) == pytest.approx(found.step_ms)
-    # The engine never steps in a process's first thread, where waiting is dear; what is measured does not either.
+    # The engine never steps in a process's main thread, where waiting is costly, and neither does the measurement.
     assert threads and threading.main_thread() not in threads
     assert [part.name for part in closed.model.frame_parts] == [part.name for part in parts]
 
@@ -199,8 +199,8 @@ def test_a_trace_is_counted_by_what_ran_on_the_device_and_who_waited() -> None:
         event("cuda_runtime", "cudaEventSynchronize", 40),
         event("cuda_runtime", "cudaEventSynchronize", 41),
         event("cuda_runtime", "cudaStreamSynchronize", 42),
-        event("cuda_runtime", "cudaDeviceSynchronize", 115),  # after the work: the measurement's own
-        event("kernel", "_late", 120),  # launched by the work, run after the host had gone on
+        event("cuda_runtime", "cudaDeviceSynchronize", 115),  # after the work: the measurement's own wait
+        event("kernel", "_late", 120),  # launched by the work, but run after the host had gone on
         {"ph": "M", "name": "process_name"},
     ]
     counts = _from_trace(events, runs=2)
@@ -238,7 +238,7 @@ def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.Monkey
 
 
 def test_the_bandwidth_of_a_card_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine has most of a small card: what is copied is smaller then, and where nothing is left it is said."""
+    """An engine fills most of a small card: the copy that is timed is smaller then, and without any room it raises."""
     asked, left = [], [1 << 26]
 
     def ones(size: int, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The built-in prompts, and files of one's own."""
+"""The built-in prompts, and prompts from a user's own file."""
 
 from __future__ import annotations
 

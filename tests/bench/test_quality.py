@@ -1,4 +1,4 @@
-"""Words, lengths and voices of the sound that came back, with ears that are made up."""
+"""Words, lengths and voices of the sound that came back, judged by stand-ins for the real models."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_two_runs_are_compared_prompt_by_prompt() -> None:
     assert worse and "WORSE" in table
     assert not compare_quality(before, before)[1]
     assert not compare_quality(after, before)[1]
-    assert compare_quality(quality([0] * 30), quality([0] * 30, mos=3.5))[1]  # less is worse there
+    assert compare_quality(quality([0] * 30), quality([0] * 30, mos=3.5))[1]  # a lower MOS is worse
     assert Quality.from_json(before.to_json()) == before
 
 
@@ -145,7 +145,7 @@ def test_recognisers_that_are_not_there(
 
 
 def ggml(tensors: dict[str, np.ndarray], kind: int = 1) -> bytes:
-    """As whisper.cpp's converter writes it: two bands of three bins, two words."""
+    """A file as whisper.cpp's converter writes it, with two bands of three bins and two words."""
 
     def whole(*numbers: int) -> bytes:
         return struct.pack(f"<{len(numbers)}i", *numbers)

@@ -1,4 +1,4 @@
-"""The simulation of replicas: what it must reproduce of what was measured, and what can never be otherwise."""
+"""The simulation of replicas: it must reproduce what was measured, and keep what always holds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ended(host: SharedHost) -> None:
 
 
 def test_workers_share_a_core_evenly_and_none_is_faster_than_a_core() -> None:
-    """Three have a third each, then two have half each, then one has it all."""
+    """Three workers have a third of the core each, then two have half each, then one has all of it."""
     host, done = host_of(1), []
     for name, work_s in (("a", 0.5), ("b", 1.0), ("c", 1.5)):
         host.do(Worker(), work_s, lambda now_s, name=name: done.append((name, now_s)))
@@ -79,7 +79,7 @@ def test_workers_share_a_core_evenly_and_none_is_faster_than_a_core() -> None:
 
 
 def test_threads_of_one_session_share_what_one_session_has() -> None:
-    """An engine's two threads have no more of a core than the one thread of another."""
+    """An engine's two threads together get no more of a core than another engine's single thread."""
     host, done, session = host_of(1), [], Session()
     for name, of in (("a", session), ("b", session), ("c", Session())):
         host.do(Worker(of), 1.0, lambda now_s, name=name: done.append((name, now_s)))
@@ -88,12 +88,12 @@ def test_threads_of_one_session_share_what_one_session_has() -> None:
 
 
 def test_who_waits_stays_with_its_core_until_another_has_nothing_to_do() -> None:
-    """On two cores: one of three has a core to itself; when it is through, it takes over one of the two that share."""
+    """Of three workers on two cores one has a core to itself; when it is done, its core takes one of the others."""
     host, done = host_of(2), []
     for name, work_s in (("a", 1.0), ("b", 0.6), ("c", 1.0)):
         host.do(Worker(), work_s, lambda now_s, name=name: done.append((name, now_s)))
     ended(host)
-    # b is through at 0.6, when a and c have had 0.3 each.
+    # b is done at 0.6, when a and c have had 0.3 each.
     assert dict(done) == pytest.approx({"b": 0.6, "a": 1.3, "c": 1.3}, abs=0.012)
 
 
@@ -106,7 +106,8 @@ def test_one_who_waits_is_moved_now_and_then_so_that_none_is_the_slowest_for_eve
 
 
 def test_who_wakes_takes_the_core_at_once_if_it_has_had_less_and_else_at_the_end_of_a_turn() -> None:
-    """The front end takes 2 ms at 6, and wakes again at 9: with credit for sleep it has had less than the engine."""
+    """The front end takes 2 ms from 6 ms on, and wakes again at 9 ms. With credit for its sleep it counts as having had
+    less than the engine."""
     for credit_s, done_s in ((0.002, 0.0095), (0.0, 0.0125)):
         host, done, front = host_of(1, credit_s=credit_s), [], Worker()
         host.do(Worker(), 0.1, lambda now_s: None)
@@ -146,7 +147,7 @@ def test_what_a_worker_is_given_is_done_in_order_and_at_once_if_it_takes_nothing
 
 
 def test_on_a_shared_machine_one_listener_is_added_up_by_hand() -> None:
-    """Each worker has a core: client, proxy, front end and channel, prompt and step, and the way back."""
+    """Each worker has a core: times of client, proxy, front end, channel, prompt, step and of the way back add up."""
     host = HostTimes(
         cores=5, client=Carrier(request_s=0.003, chunk_s=0.0004), proxy=Carrier(request_s=0.0002, chunk_s=0.0001),
         front=Carrier(request_s=0.002, chunk_s=0.0005), channel=Carrier(request_s=0.0003, chunk_s=0.0006),
@@ -164,19 +165,19 @@ def test_what_carries_the_sound_takes_its_share_of_the_cores() -> None:
         return Fleet(PLAIN, 3, host=host).run(load).audio_s_per_s
 
     bare = made(0.0)
-    # Two cores made one frame in so many core-seconds; each now costs a quarter of that on top.
+    # 2.0 * 0.08 / bare are the core-seconds of a frame on the two cores; a chunk now costs a quarter of that on top.
     assert made(0.25 * 2.0 * 0.08 / bare) == pytest.approx(bare / 1.25, rel=0.05)
 
 
 def test_chunks_grow_with_what_a_listener_has_in_hand() -> None:
-    """As the engine's scheduler has it: one frame at first, then half of what is buffered, all that is left last."""
+    """As in the engine's scheduler: one frame at first, then half of what is buffered, and last all that is left."""
     engine = replace(PLAIN, chunks=(1, 2, 4, 8, 16))
     assert [engine.chunk_of(0.08 * frames) for frames in (-12.5, 0, 3.9, 4, 7.9, 8, 100)] == [1, 1, 1, 2, 2, 4, 16]
     assert [engine.last_chunk(left) for left in (1, 3, 9, 16, 40)] == [1, 4, 16, 16, 16]
 
 
 def test_the_codec_is_paid_in_the_steps_that_it_is_in() -> None:
-    """Steps take nothing here, so the listener is ahead by all that it has: sizes 1, 1, 1, 1, 2, 2, 2, and the rest."""
+    """Steps take no time here, so all that was sent is still buffered: chunks of 1, 1, 1, 1, 2, 2, 2, and the rest."""
     engine = replace(PLAIN, steps=((1, 0.0), (2, 0.0)), prompt_s=0.0, codec_s=0.001, codec_frame_s=0.0001)
     growing = replace(engine, chunks=(1, 2, 4, 8, 16))
     load = Load(listeners=1, frames=13, seconds=1.0, at_once=True)

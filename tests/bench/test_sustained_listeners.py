@@ -21,12 +21,13 @@ from sonant.errors import Overloaded
 RATE_HZ = 1000
 FRAMES = 20
 STREAM_S = 0.2
-STRICT = Promise(ttfp_s=0.5, gap_s=0.0, share=0.8, none_bad=True)  # 14 streams without a bad one
+STRICT = Promise(ttfp_s=0.5, gap_s=0.0, share=0.8, none_bad=True)  # takes 14 streams, none of them bad
 
 
 @dataclass
 class Scripted:
-    """Gives half of the sound at once and the rest with it, unless more than `limit` came within a stream's length."""
+    """An engine that gives half of a stream's sound, and the rest right after it unless more than `limit` streams began
+    within a stream's length: then it comes too late."""
 
     limit: float = float("inf")
     first_s: float = 0.0
@@ -77,13 +78,13 @@ def test_an_engine_that_is_never_late_holds_all_that_were_tried() -> None:
     assert (found.capacity.listeners, found.capacity.breaks_at) == (8, None)
     last = found.levels[-1]
     assert (last.rate, last.requests, last.underruns, last.failed, last.cut) == (8 / STREAM_S, 16, 0, 0, False)
-    assert 0.3 * 8 < last.mean_listeners < 2 * 8  # few streams of a Poisson process: it wanders
+    assert 0.3 * 8 < last.mean_listeners < 2 * 8  # varies, as streams are few and Poisson
     assert "Held: 8 listeners" in sustained_sentence(found) and "more were not tried" in sustained_sentence(found)
     assert "80 % at 95 % confidence" in sustained_sentence(found)
 
 
 def test_the_limit_is_found_below_where_it_breaks() -> None:
-    """Poisson arrivals crowd: to have never over 12 at once, the mean must stay well below."""
+    """Poisson arrivals cluster: for never more than 12 at once, their mean must stay well below."""
     found = sustained(Scripted(limit=12), start=8, most=64)
     assert 0 < found.capacity.listeners < 12
     assert found.capacity.breaks_at is not None and found.capacity.breaks_at > found.capacity.listeners

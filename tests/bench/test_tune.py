@@ -1,4 +1,4 @@
-"""The tuner takes the fastest candidate that computes the right thing, be it the library, and stops in time."""
+"""The tuner takes the fastest candidate with the right result, even if that is the library, and stops in time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_without_a_gpu_there_is_nothing_to_tune(
 ) -> None:
     for name in ("tune_cases", "tune_dual_cases", "tune_local_cases"):
         monkeypatch.delitem(sys.modules, f"sonant.bench.kernels.{name}")
-    monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has none
+    monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has no Triton
     for name in [n for n in sys.modules if n.startswith("sonant.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)
     assert main(["bench", "kernels", "--tune", "--device", "cpu"]) != 0
@@ -139,7 +139,7 @@ def test_quantised_products_have_keys_of_their_own_and_few_rows_and_many_kernels
     assert len(set(keys)) == len(keys) and not set(keys) & {case.key for case in PRODUCTS}
     assert all(key.startswith("scaled ") == case.many for key, case in zip(keys, QUANTIZED, strict=True))
     assert {case.rows for case in QUANTIZED if case.many} == {32, 64, 128, 256, 512}
-    assert "linear" not in {case.op for case in QUANTIZED}  # heads
+    assert "linear" not in {case.op for case in QUANTIZED}  # the heads' op: they are not quantised
 
 
 def test_what_draws_no_codes_and_is_depthwise_is_tuned_for_what_it_runs() -> None:

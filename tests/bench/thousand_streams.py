@@ -2,8 +2,8 @@
 
     python tests/bench/thousand_streams.py --streams 1000 --seconds 10
 
-Prints the client's timing error as it measures it itself, and as it truly was: each read's time against the time at
-which the stub server says it had sent it. Exits with 1 when either is over 2 ms at p99, or a stream failed.
+Prints the client's timing error as it measures it itself, and as it truly was: the time of each read less the time at
+which the stub server sent the chunk. Exits with 1 if either is over 2 ms at p99, or if a stream failed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ STUB = Path(__file__).with_name("stub_server.py")
 
 
 def measure(streams: int, seconds: float, processes: int) -> tuple[Measured, list[float]]:
-    """What the client measured, and how late each read truly was."""
+    """Return what the client measured, and how late each read truly was."""
     prompts = [Prompt(f"stream {i}", f"stream {i}") for i in range(streams)]
-    allow_files(streams + 64)  # the stub inherits it
+    allow_files(streams + 64)  # the stub server inherits this limit
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "sent.json"
         command = [sys.executable, str(STUB), "--seconds", str(seconds), "--log", str(log)]

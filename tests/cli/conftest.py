@@ -1,4 +1,4 @@
-"""Runs the command in process, in an empty folder, and gives what a user would see."""
+"""Runs the command in this process, in an empty folder, and returns what a user would see."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     def call(*args: str | Path) -> Outcome:
         try:
             code = main([str(a) for a in args])
-        except SystemExit as e:  # argparse's way out
+        except SystemExit as e:  # which is how argparse ends
             code = int(e.code or 0)
         captured = capsysbinary.readouterr()
         return Outcome(code, captured.out, captured.err.decode())

@@ -1,4 +1,4 @@
-"""What cannot be done is told in one line, with exit code 2, and leaves nothing behind."""
+"""What cannot be done is reported in one line, with exit code 2, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonant.cli.main import build_parser
 from sonant.cli.serve import read_options
 
 Folders = Mapping[str, Path]
-Run = Callable[..., Any]  # gives the Outcome of conftest.py
+Run = Callable[..., Any]  # returns the Outcome of conftest.py
 SAY = ("say", "Hello.", "--device", "cpu")
 
 

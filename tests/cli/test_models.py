@@ -1,4 +1,4 @@
-"""`voices`, `doctor` and `random-model` tell of models without loading them, or make one."""
+"""`voices` and `doctor` describe models without loading them, and `random-model` makes one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sonant.kernels.dispatch import OPS
 from sonant.kernels.gpu import Gpu
 
 Folders = Mapping[str, Path]
-Run = Callable[..., Any]  # gives the Outcome of conftest.py
+Run = Callable[..., Any]  # returns the Outcome of conftest.py
 FP8 = ("--quantize", "fp8")
 
 
@@ -98,7 +98,7 @@ def test_doctor_weighs_a_model_from_its_headers(run: Run, tiny_checkpoints: Fold
     model = json.loads(done.out)["model"]
     assert (done.code, model["error"]) == (0, None)
     files = sum(p.stat().st_size for p in tiny_checkpoints["base"].rglob("*.safetensors"))
-    assert 0.5 * files < model["weight_bytes"] < 1.2 * files  # half, but for the encoders, in bfloat16
+    assert 0.5 * files < model["weight_bytes"] < 1.2 * files  # half as much in bfloat16, but for the encoders
     assert model["needed_bytes"] > model["weight_bytes"] + model["row_bytes"] + model["kv_token_bytes"]
 
 

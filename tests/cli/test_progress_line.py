@@ -1,4 +1,4 @@
-"""The line that moves on a terminal: there and nowhere else, and not faster than an eye can read."""
+"""The progress line is drawn on a terminal and nowhere else, and no faster than an eye can read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_terminal_sees_it_drawn_over_and_cleared(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert shown(capsys) == ["", "loading", ""]  # what came in the same tenth of a second is left out
+    assert shown(capsys) == ["", "loading", ""]  # updates within the same tenth of a second are left out
     monkeypatch.setattr(progress_line, "_REDRAW_S", 0.0)
     assert shown(capsys) == ["", "loading", "0", "1", "2", "3", "4", ""]
     assert shown(capsys, quiet=True) == [""]

@@ -23,7 +23,7 @@ from sonant.cli.progress import Progress
 from toy_family.recording import RecordingToy
 
 Folders = Mapping[str, Path]
-Run = Callable[..., Any]  # gives the Outcome of conftest.py
+Run = Callable[..., Any]  # returns the Outcome of conftest.py
 TEXT = "Hello there."
 FRAMES = 6
 FRAME_SAMPLES, RATE = 1920, 24_000
@@ -100,7 +100,7 @@ def test_stdout_carries_the_sound_and_nothing_else(run: Run, few_codebooks: Fold
     if header:
         assert sf.info(BytesIO(done.out)).samplerate == RATE
     samples = np.frombuffer(done.out[header:], "<i2").astype(int)
-    # a listener gets smaller chunks than a file, which may round the last bit another way
+    # A listener gets smaller chunks than a file, which may round the last bit differently.
     assert np.abs(samples - sf.read("a.wav", dtype="int16")[0]).max() <= 1
 
 
@@ -139,7 +139,7 @@ def test_all_that_shapes_the_voice_reaches_the_model(run: Run, few_codebooks: Fo
 
 
 class Loading:
-    """Opens the toy that speaks dialogues in the place of any folder, and keeps the engine and its config."""
+    """Opens the toy that speaks dialogues, whatever the folder, and keeps its model and its config."""
 
     def __init__(self) -> None:
         self.configs: list[EngineConfig] = []
@@ -197,7 +197,7 @@ def test_weights_in_eight_bits_reach_the_model(run: Run, loading: Loading) -> No
 
 
 def test_the_summary_is_one_line_that_can_be_silenced(run: Run, few_codebooks: Folders) -> None:
-    # the second frame budget is large, so that this one ends by itself
+    # Without SHORT the frame budget is large, so this utterance ends by itself.
     options = ("--model", few_codebooks["custom"], "--seed", "18", "--device", "cpu", "-o", "a.wav")
     shown = run("say", "A short reference.", *options).err
     assert shown.startswith("a.wav: 0.56 s of sound in ")
@@ -240,7 +240,7 @@ def test_ctrl_c_leaves_no_new_file_and_keeps_the_old_one(
 
 
 def test_a_real_process_ends_on_a_real_signal(few_codebooks: Folders, tmp_path: Path) -> None:
-    # a runner in the background may have made us deaf to SIGINT, and children inherit that
+    # Tests that were started in the background may ignore SIGINT, and child processes inherit that.
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from sonant.cli.main import main; sys.exit(main())"

@@ -1,4 +1,4 @@
-"""One list of options, four places to set them, and a clear word when one of them is wrong."""
+"""One list of options, four places to set them, and a clear message when one of them is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command costs what it needs: help and version no torch, speech no compiler."""
+"""A command loads only what it needs: help and version load no torch, speech no compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonant.cli.commands import Command
 from sonant.cli.main import COMMANDS
 
 Folders = Mapping[str, Path]
-Run = Callable[..., Any]  # gives the Outcome of conftest.py
+Run = Callable[..., Any]  # returns the Outcome of conftest.py
 
 RUN = """
 import sys
@@ -29,7 +29,7 @@ except SystemExit as e:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-# torch's import as it meets Ctrl-C: an exception in it is lost.
+# Stands for the import of torch when Ctrl-C is pressed: an exception in it is lost.
 INTERRUPT = """
 import importlib.abc, importlib.util, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background hears none
@@ -63,7 +63,7 @@ print(*sys.modules, file=sys.stderr)
 
 @pytest.fixture(scope="module")
 def bare_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sonant with nothing in its own __init__: what `import sonant` brings in is not the command's doing."""
+    """Sonant with an empty __init__, so that what is imported is the command's doing, not that of `import sonant`."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sonant").mkdir()
     for path in Path(sonant.__file__).parent.iterdir():
@@ -74,7 +74,7 @@ def bare_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules_after(package: Path, script: str, *args: str | Path) -> tuple[set[str], str]:
-    """What a fresh process has imported once it is done, and what it printed."""
+    """Return which modules a fresh process has imported when it ends, and what it printed."""
     environment = os.environ | {"PYTHONPATH": str(package)}
     command = [sys.executable, "-c", script, *map(str, args)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -87,7 +87,7 @@ def test_asking_costs_neither_torch_nor_numpy(bare_package: Path, line: str) -> 
     found, shown = modules_after(bare_package, RUN, *line.split())
     assert shown
     assert found.isdisjoint({"torch", "numpy", "fastapi", "uvicorn"})
-    # Of our own it takes the command asked for, and none of the others.
+    # Of our own commands it imports the one that was asked for, and none of the others.
     ours = {f"sonant.cli.{name}" for name in ("say", "doctor", "voices", "bench.offline", "profile.run")}
     assert found.isdisjoint(ours)
 

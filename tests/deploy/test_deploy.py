@@ -1,4 +1,4 @@
-"""What is in deploy/ names paths, ports, options and settings that exist, and passes its linters where they are."""
+"""Files in deploy/ name paths, ports, options and settings that exist, and pass their linters if they are there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(name: str) -> Any:
 
 
 def tool(name: str) -> str:
-    """Of this environment, or of the machine; else the test is skipped."""
+    """Return the path of a tool in this environment or on the machine; skip the test if there is none."""
     own = Path(sys.executable).with_name(name)
     found = str(own) if own.exists() else shutil.which(name)
     if found is None:
@@ -79,7 +79,7 @@ def test_an_image_is_made_of_files_that_are_there_and_runs_as_nobody_special() -
 
 
 def test_versions_leave_triton_to_the_torch_that_has_cuda() -> None:
-    """Each asks for its own, so with a version of ours beside it neither the image nor `make` could be installed."""
+    """Each such torch requires its own Triton: given a version here, neither the image nor `make` could install it."""
     named = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     assert "torch" in named and "triton" not in named
 
@@ -172,7 +172,7 @@ def test_the_image_has_what_kubernetes_is_told_to_run_in_it() -> None:
 
 
 def test_the_pods_are_what_kubernetes_takes() -> None:
-    """`pip install kubernetes-validate` brings its schemas, of 100 MB. KubeRay's own part is not in them."""
+    """Needs `pip install kubernetes-validate`, whose schemas have 100 MB; they do not cover KubeRay's own part."""
     validate = pytest.importorskip("kubernetes_validate").validate
     cluster = load("kuberay.yaml")["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -198,7 +198,7 @@ def test_the_unit_starts_a_command_that_exists_and_waits_for_its_drain() -> None
 
 
 def test_systemd_understands_the_unit() -> None:
-    """All but that the command is not installed here."""
+    """It may complain only that the command is not installed here."""
     done = subprocess.run(
         [tool("systemd-analyze"), "verify", str(DEPLOY / "sonant.service")], capture_output=True, text=True
     )
@@ -210,7 +210,7 @@ def test_the_reverse_proxy_lets_sound_and_websockets_through() -> None:
     text = read("nginx.conf")
     assert f"server 127.0.0.1:{DEFAULTS.port};" in text and "proxy_buffering off;" in text
     assert "proxy_set_header Upgrade $http_upgrade;" in text and "proxy_http_version 1.1;" in text
-    assert "proxy_set_header X-Forwarded-For $remote_addr;" in text  # not $proxy_add_…: the client may have sent one
+    assert "proxy_set_header X-Forwarded-For $remote_addr;" in text  # not $proxy_add_…: clients may send one
     megabytes = int(re.search(r"client_max_body_size (\d+)m;", text)[1])  # type: ignore[index]
     assert megabytes << 20 >= DEFAULTS.max_body_bytes
     assert int(re.search(r"proxy_read_timeout (\d+)s;", text)[1]) > max(DEFAULTS.ws_idle_s, DEFAULTS.max_first_audio_s)  # type: ignore[index]

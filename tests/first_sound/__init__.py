@@ -1,1 +1,1 @@
-"""A server whose processes note when what happened to a request: the account of its milliseconds to the first sound."""
+"""A server whose processes record when they did what for a request: where its milliseconds to the first sound go."""

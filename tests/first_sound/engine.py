@@ -1,4 +1,4 @@
-"""An engine's process that takes notes, of the device too where there is one."""
+"""An engine's process that takes notes, also of the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.serving.processes import engine_process
 
 
 def install(marks: Marks) -> None:
-    """After torch, which takes seconds and must not come before its compiler's process is started."""
+    """Called once torch is imported: that takes seconds, and must not come before the compiler's process is started."""
     from sonant.engine.graphs import PrefillGraphs
     from sonant.engine.loop import StepLoop
     from sonant.engine.output import OutputRing
@@ -45,7 +45,7 @@ def install(marks: Marks) -> None:
 
 
 def note_device(marks: Marks, runner: Any) -> None:
-    """When the device was done with prompts, frame and sound of each step that has prompts, from its beginning on."""
+    """Note for each step with prompts when the device was done with prompts, frame and sound, in ms since its start."""
     import torch
 
     begin, launch, prefill, took = runner.begin, runner.launch, runner.prefill, runner.telemetry.took
@@ -85,7 +85,7 @@ def note_device(marks: Marks, runner: Any) -> None:
 
 
 class DeviceTimes:
-    """Events, until they are written down."""
+    """CUDA events that become times only when they are written."""
 
     def __init__(self, events: list[Any]) -> None:
         self.events = events
@@ -96,7 +96,7 @@ class DeviceTimes:
 
 
 def ways(engine: Any) -> list[Any]:
-    """As it works now, and as it did before."""
+    """Return the ways that `Marks` goes through: the engine works as it does now, or as it did before."""
     from sonant.engine import runner as runner_module
     from sonant.engine import scheduler
     from sonant.serving.channel.engine_port import EnginePort

@@ -1,4 +1,4 @@
-"""A front end that takes notes."""
+"""A front end's process that takes notes."""
 
 from __future__ import annotations
 

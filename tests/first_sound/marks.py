@@ -1,7 +1,7 @@
-"""Notes of what a process of the server did when, taken around its own functions and written when it is asked to.
+"""Notes of when a process of the server did what, taken around calls of its functions and written on a signal.
 
-All processes read the same clock of the machine, so notes of several make one time line. A note costs about a
-microsecond. SIGUSR2 writes all notes since the last time; SIGUSR1 goes on to the next of a process's ways to work.
+All processes read the same clock of the machine, so their notes form one time line. A note costs about a microsecond.
+SIGUSR2 writes all notes since the last time; SIGUSR1 switches the process to the next of its `ways` to work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = "FIRST_SOUND_MARKS"  # in the environment: where notes go
+FOLDER = "FIRST_SOUND_MARKS"  # the environment variable that names the folder for notes
 
 
 class Marks:
     def __init__(self, role: str, ways: Sequence[Callable[[], None]] = ()) -> None:
-        """`ways`: each makes the process work in another way, from then on."""
+        """`ways`: calling one makes the process work in that way from then on."""
         self.role, self.ways = role, list(ways)
         self.notes: list[tuple[str, float, float, Any]] = []
         self._written = self._way = 0
@@ -27,11 +27,11 @@ class Marks:
         signal.signal(signal.SIGUSR2, lambda *_: self._write())
 
     def note(self, name: str, more: Any = None) -> None:
-        """By the machine's clock, and by this thread's own: what is between two notes and not its own is a wait."""
+        """Note the machine's clock and this thread's CPU clock: time between two notes without CPU time is a wait."""
         self.notes.append((name, time.monotonic(), time.thread_time(), more))
 
     def around(self, owner: Any, name: str, before: str | None, after: str | None, more: Any = None) -> None:
-        """Note every call of a function; `more` is made of what it is called with and of what it gave."""
+        """Note every call of a function, before and after; `more` makes an addition of its arguments and its result."""
         inner = getattr(owner, name)
 
         def noted(*args: Any, **options: Any) -> Any:

@@ -36,10 +36,10 @@ class StandIn:
         self.repositories: dict[str, Stored] = {}
         self.cuts: dict[str, list[int]] = {}  # by path: bytes after which each of its next transfers is cut off
         self.damaged: set[str] = set()
-        self.failing: int | None = None  # the status that everything is answered with
-        self.storage: StandIn | None = None  # where large files really lie; requests for them are sent there
+        self.failing: int | None = None  # the status of every answer; None: none fails
+        self.storage: StandIn | None = None  # where large files lie; requests for them are redirected there
         self.tokens: list[tuple[str, str | None]] = []  # path and Authorization of each request for a file
-        self.ranges: list[tuple[str, str]] = []  # path and Range of requests that go on
+        self.ranges: list[tuple[str, str]] = []  # path and Range of requests that resume a transfer
         self.fetched: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -94,7 +94,7 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             stored = hub.repositories.get(name)
             if file is not None:
                 hub.tokens.append((file, self.headers.get("Authorization")))
-            if stored is None:  # as the hub does: a stranger cannot tell a private one from none
+            if stored is None:  # as on the hub, where strangers cannot tell private from missing
                 return self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             if stored.gated and file is not None:
                 return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})

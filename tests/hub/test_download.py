@@ -1,4 +1,4 @@
-"""`sonant download` against a hub on this machine: what comes, what goes wrong, and what `--model` makes of a name."""
+"""`sonant download` from a hub on this machine: what is fetched, what fails, and what `--model` makes of a name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 QWEN = "Qwen/Qwen3-TTS-12Hz-1.7B-Base"
 NAME = "qwen3-tts-1.7b-base"
-KEPT = 10 << 20  # what comes is written in pieces of this many bytes
+KEPT = 10 << 20  # downloads are written in pieces of this many bytes
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SONANT_MODEL", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda s: None)  # between its tries
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda s: None)  # between its retries
     with StandIn() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
@@ -129,7 +129,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_gave_up(hub: StandIn, run: Run
     hub.cuts["model.safetensors"] = [KEPT + 1000] + 20 * [0]
     first = refused(run, NAME, "--yes")
     assert "Is there a network?" in first and "run the same command again to continue" in first
-    assert f"sonant download {NAME}" in run("voices", "--model", NAME)[2]  # half of a checkpoint is none
+    assert f"sonant download {NAME}" in run("voices", "--model", NAME)[2]  # half a checkpoint counts as none
     before = hub.fetched.copy()
     hub.cuts.clear()
     hub.ranges.clear()

@@ -1,4 +1,4 @@
-"""Writes a trace of a given size and reads it: what memory and time does that take?
+"""Writes a trace of a given size and reads it, to measure the memory and the time that this takes.
 
     python tests/profiling/large.py --gigabytes 2 --folder DIR
 
@@ -19,11 +19,11 @@ from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
 
 _PYTHON = 30  # frames and operators around each kernel
-_KERNELS = 40  # a step
+_KERNELS = 40  # in each step
 
 
 def write(path: Path, size: int) -> int:
-    """One step's text is made once; later ones only get other times and ids."""
+    """Write alike steps until the file has `size` bytes → their number."""
     steps, written, number = 0, 0, 1
     with path.open("w", encoding="utf-8") as file:
         written += file.write(

@@ -47,7 +47,7 @@ def pause(m: Machine) -> None:
 
 
 WASTE: dict[str, tuple[Waste, str, str]] = {
-    # name: the waste, the rule that must name it, its source
+    # name: the waste, the rule that must report it, and the source that the report must name
     "zeros": (zeros, "fills", "kv_cache.py(31): fresh"),
     "item": (item, "syncs", "aten::item at stop.py(12): stopped"),
     "pageable copy": (pageable_copy, "pageable", "lengths.py(8): upload"),
@@ -66,7 +66,7 @@ def steps(
     annotate: bool = True,
     label: str = "sonant.step rows=4 bucket=4 prefill=0 codec=4",
 ) -> Machine:
-    """A step ahead of the device, as an engine should be: the wait is for the step before."""
+    """Launch each step while the one before still runs, as an engine should: the host then waits for the one before."""
     previous: float | None = None
     for _ in range(count):
         with m.range(label) if annotate else nullcontext(), m.python("runner.py(80): launch"):

@@ -40,7 +40,7 @@ def record(generate: Callable[[int], Any], ranges: StepRanges, folder: Path, fra
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-    generate(4)  # libraries pick their kernels
+    generate(4)  # in which libraries choose their kernels
     began_s = time.perf_counter()
     generate(frames)
     if cuda:

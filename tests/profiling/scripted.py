@@ -1,7 +1,7 @@
-"""Plays an engine on an imaginary GPU and writes down what a profiler would: Kineto's JSON, or Nsight's SQLite.
+"""Simulates an engine on an imaginary GPU and writes what a profiler would: Kineto's JSON, or Nsight's SQLite.
 
 A host thread makes calls that take time; a device runs what it was given, in order on each stream, once the call that
-launched it is through. Gaps, waits and overlaps come about as they do on a machine. Layouts follow libkineto's
+launched it has returned. Gaps, waits and overlaps arise as on a real machine. Layouts follow libkineto's
 output_json.cpp and CuptiActivity.cpp, and the documented schema of nsys exports.
 """
 
@@ -35,11 +35,11 @@ _COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8}
 
 @dataclass
 class Machine:
-    """Times in microseconds since the start."""
+    """A host thread and a device. Times are in microseconds since the start."""
 
     thread: int = THREAD
     host: float = 1000.0
-    free: dict[int, float] = field(default_factory=dict)  # when each stream is done
+    free: dict[int, float] = field(default_factory=dict)  # when each stream has finished its work
     events: list[dict[str, Any]] = field(default_factory=list)
     last_id: int = 0
 
@@ -96,7 +96,7 @@ class Machine:
     def graph(
         self, kernels: list[tuple[str, float]], stream: int = STREAM, graph_id: int = 5, early: float = 0.0
     ) -> None:
-        """`early`: how long before the end of the one ahead a kernel starts, to wait for it (dependent launch)."""
+        """`early`: how long before its predecessor's end a kernel starts, to wait for it (dependent launch)."""
         correlation = self.call("cudaGraphLaunch", 12.0)
         for node, (name, us) in enumerate(kernels):
             ids = {"graph id": graph_id, "graph node id": (graph_id << 32) + node}
@@ -111,7 +111,7 @@ class Machine:
         self._run("gpu_memset", "Memset (Device)", us, STREAM, correlation, _NODE_US, bytes=size)
 
     def wait(self, name: str = "cudaStreamSynchronize", stream: int = STREAM, until: float | None = None) -> None:
-        """Until a stream is done, or only until a moment: an event that was recorded earlier."""
+        """Wait until a stream has finished, or only until a time: that of an event that was recorded earlier."""
         done = self.free.get(stream, 0.0) if until is None else until
         self.call(name, max(1.0, done + 3.0 - self.host))
 
@@ -123,7 +123,7 @@ class Machine:
 
 
 def _kineto_events(event: dict[str, Any], torch: str) -> Iterator[dict[str, Any]]:
-    """An event and, after a launch, the arrow to its kernel."""
+    """An event and, after a launch, the flow arrow to its kernel."""
     instant = event["cat"] == "cpu_instant_event"
     on_device = event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
     args = dict(event["args"])
@@ -138,7 +138,7 @@ def _kineto_events(event: dict[str, Any], torch: str) -> Iterator[dict[str, Any]
 
 
 def write_kineto(machine: Machine, path: Path, *, torch: str = "2.13", gpu: str = "NVIDIA H200") -> Path:
-    """As torch 2.13 writes it; 2.11 has no graph ids. Flow arrows and metadata come between, as they do."""
+    """Write it as torch 2.13 does; 2.11 has no graph ids. Flow arrows and metadata come between, as in real traces."""
     head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": gpu, "totalGlobalMem": 150754820096, "numSms": 132}] if gpu else [],
@@ -231,7 +231,7 @@ class _Database:
 
 
 def write_nsight(machine: Machine, path: Path, *, whole_graphs: bool = False) -> Path:
-    """`whole_graphs`: as nsys does without --cuda-graph-trace=node, one line for all kernels of a launch."""
+    """`whole_graphs`: write one row for all kernels of a launch, as nsys does without --cuda-graph-trace=node."""
     database = _Database(path, machine.thread)
     graphs: dict[int, list[int]] = {}
     for e in machine.events:

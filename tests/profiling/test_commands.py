@@ -54,13 +54,13 @@ def test_ctrl_c_ends_a_recording(
         threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
 
     monkeypatch.setattr(profile, "start", start)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background hears none
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background may ignore it
     try:
         code = main(["profile", "run", str(few_codebooks["custom"]), "--steps", "100000", "--device", "cpu"])
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 130 and "sonant: interrupted" in capsys.readouterr().err
-    assert time.monotonic() - pressed_s[0] < 60  # and not the five minutes that steps may take
+    assert time.monotonic() - pressed_s[0] < 60  # not the five minutes that the steps may take
 
 
 def test_a_trace_is_read_and_a_budget_held(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The commands in docs/profiling.md exist, with the options they are shown with; its lists are those of the program."""
+"""The commands in docs/profiling.md exist, with the options shown there, and its lists are those of the program."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sonant.profiling.finding import Finding
 from sonant.profiling.read import read_trace
 from sonant.profiling.rules import apply
 
-# What each waste costs the device in a step, in microseconds; a sync costs what it takes to fill the device again.
+# What each waste costs the device in a step, in microseconds; a sync costs the time until the device has work again.
 COST_US = {"zeros": 240, "item": 12, "pageable copy": 700, "chain": 497.5, "allocation": 900, "pause": 2000}
 
 
@@ -64,7 +64,7 @@ def test_all_waste_together_is_found_and_nothing_is_counted_twice(tmp_path: Path
     for name, (_, rule, source) in WASTE.items():
         assert rule in found, name
         assert any(source in (e.source or "") for e in found[rule].evidence), name
-    # kernels of the chain still need one of them; everything else that the step grew by is some finding's
+    # Fused, the chain would still be one kernel; all other time that the step grew by is part of a finding.
     grown_us = (analysis.step_ns - clean.step_ns) / 1e3
     assert sum(f.lost_us for f in found.values() if not f.at_most) == pytest.approx(grown_us, rel=0.02)
 
@@ -99,7 +99,7 @@ def test_a_host_that_cannot_keep_up_is_told(tmp_path: Path) -> None:
                 machine.kernel(GEMM, 3.5)
     found = findings(machine, tmp_path)["launch_bound"]
     assert found.share > 0.4 and found.source == "model.py(7): forward"
-    assert 90 <= found.count <= 100  # a gap is one, however many calls and breaths it is made of
+    assert 90 <= found.count <= 100  # a gap counts once, however many calls and pauses it has
 
 
 def test_a_gap_with_many_calls_in_it_is_one_gap(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_padding_is_told_where_the_engine_says_its_rows(tmp_path: Path) -> None:
 
 
 def test_slow_products_are_held_against_the_roofline(tmp_path: Path) -> None:
-    """8 MB in 110 µs is 76 GB/s of 4.8 TB/s; the eager trace tells the bytes, the one with graphs the times."""
+    """8 MB in 110 µs is 76 GB/s of 4.8 TB/s; bytes come from the eager trace, times from the one with graphs."""
     eager = Machine()
     for _ in range(8):
         with eager.range("sonant.step rows=1 bucket=1 prefill=0 codec=1"), eager.python("layers/linear.py(3): forward"):

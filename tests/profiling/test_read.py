@@ -1,4 +1,4 @@
-"""Traces of torch 2.11 and 2.13 and of Nsight Systems are read alike; what is no trace is told so."""
+"""Traces of torch 2.11 and 2.13 and of Nsight Systems are read alike; a file that is no trace is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_trace_of_torch_is_read(machine: Machine, tmp_path: Path, torch: str, 
 
 
 def test_a_trace_whose_device_times_are_lost_is_told_so(tmp_path: Path) -> None:
-    """What torch exports when another recording has begun meanwhile."""
+    """The trace is as torch exports it if another recording has begun meanwhile."""
     machine = steps(start_up(Machine()))
     for event in machine.events:
         if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -65,7 +65,7 @@ def test_graphs_that_nsight_traced_whole_are_one_piece_and_said_so(tmp_path: Pat
 
 
 def test_an_export_with_few_tables_and_columns_is_read(tmp_path: Path) -> None:
-    """Tables are made when there is something to put in them, and older versions have fewer columns."""
+    """nsys makes a table only if it has rows for it, and older versions have fewer columns."""
     db = sqlite3.connect(tmp_path / "few.sqlite")
     db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     db.execute("INSERT INTO StringIds VALUES (1, 'gemm'), (2, '_sample')")

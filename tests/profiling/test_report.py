@@ -124,7 +124,7 @@ def test_a_saved_report_is_the_same_report(tmp_path: Path) -> None:
     report = report_of(steps(start_up(Machine()), 8, wastes=[zeros, item]), tmp_path)
     save_report(report, tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
-    assert load_report(tmp_path / "trace.json").metrics == report.metrics  # the trace itself does as well
+    assert load_report(tmp_path / "trace.json").metrics == report.metrics  # a trace can take a report's place
 
 
 def test_a_damaged_report_is_told(wasteful: Analysis, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_noise_is_not_called_a_difference() -> None:
         interval = median_ratio(old, new)
         assert interval is not None
         wrong += not interval[0] <= 0 <= interval[1]
-    assert wrong <= 12  # 95 % sure, on a hundred tries
+    assert wrong <= 12  # of a hundred intervals at 95 % confidence
 
 
 def test_too_few_steps_are_said_to_be_too_few(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_steps_are_found_by_range_graph_or_sequence(analyzed: Analyzed, annotate
 
 
 def test_filling_a_cache_at_start_is_no_cost_of_a_step(analyzed: Analyzed) -> None:
-    """The well-known mistake: 54 % of this trace is zeroing, and none of it is serving."""
+    """The well-known mistake is to count it: 54 % of this trace is zeroing, and none of that is serving."""
     found = report(analyzed(steps(start_up(Machine()))))
     assert found.metrics["fills"] == 0
     assert not [f for f in found.findings if f.rule == "fills"]
@@ -64,7 +64,7 @@ def test_filling_in_every_step_beside_one_at_start_is_told_apart(analyzed: Analy
 
 
 def test_prefill_between_steps_is_reported_apart(analyzed: Analyzed) -> None:
-    # without ranges the first decode step counts with it; 2 µs of a product are covered by the copy before it
+    # Without ranges the first decode step counts as part of it; 2 µs of a product overlap the copy before it.
     for annotate, products in ((True, 3.598), (False, 5.066)):
         machine = steps(start_up(Machine()), 12, annotate=annotate)
         steps(prefill(machine, annotate), 12, annotate=annotate)
@@ -131,7 +131,7 @@ def test_layers_are_not_mistaken_for_steps(analyzed: Analyzed) -> None:
         for name in ("lm_head_gemm", "cunn_SoftMaxForward", SAMPLE):
             machine.kernel(name, 20.0)
     found = analyzed(machine)
-    assert found.steps.how == "repeating kernels" and found.count == 9  # the last may be cut
+    assert found.steps.how == "repeating kernels" and found.count == 9  # the last step may be cut off
     assert report(found).metrics["kernels"] == 28 * 4 + 3
 
 
@@ -161,7 +161,7 @@ def test_ranges_of_a_thread_that_launches_nothing_are_no_steps(analyzed: Analyze
     with machine.op("aten::op"):
         machine.events += other.events
     assert analyzed(machine).steps.how == "graph launches"
-    assert analyzed(machine, "step").steps.how == "none"  # asked for by name, and said to be of no use
+    assert analyzed(machine, "step").steps.how == "none"  # though they were asked for by name
 
 
 def test_a_trace_without_steps_is_looked_at_as_one(analyzed: Analyzed) -> None:

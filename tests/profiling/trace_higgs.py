@@ -3,8 +3,8 @@
     python tests/profiling/trace_higgs.py --out higgs [--frames 40] [--batch 1]
 
 Needs transformers 5.17 and 12 GB of GPU memory. Weights are random and of full size (the 3B base with its audio
-layers): the work is the same, though a random end may come early. The language model only; its codec runs once, at the
-end of an utterance. Under two minutes.
+layers): the work is the same, though a random end may come early. Traces the language model only; its codec runs once,
+at the end of an utterance. Takes under two minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from profiling.recording import StepRanges, record
 
-CODEBOOK = 1026  # 1024 codes, a begin and an end; the class's default lacks the two
+CODEBOOK = 1026  # 1024 codes, a begin and an end, which the class's default lacks
 PROMPT_TOKENS = 80
 TINY = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6,
         "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip

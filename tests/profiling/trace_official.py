@@ -3,7 +3,7 @@
     python tests/profiling/trace_official.py --qwen DIR --out official [--size 1.7b] [--frames 24] [--batch 1]
 
 --qwen is the unpacked qwen-tts 0.1.1 wheel; tests/parity/README.md tells how to get it and what it needs. Weights are
-random: the work is the same. Under two minutes on a GPU.
+random: the work is the same. Takes under two minutes on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real browser for the page's tests, and a visitor who notes what went wrong unseen."""
+"""A real browser for the page's tests, and a visitor who also notes the errors that the page does not show."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytest.importorskip("playwright.sync_api", reason="the browser tests need playwr
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-LAN_NAME = "sonant.test"  # of this machine, but to the browser another one: no secure context over plain HTTP
-MICROPHONE = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")  # it beeps
+LAN_NAME = "sonant.test"  # this machine, but not to the browser: over plain HTTP it is no secure context
+MICROPHONE = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")  # a fake one that beeps
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Playwright's own Chromium, else the system's; the test is skipped where there is neither."""
+    """Launch Playwright's own Chromium, else the system's; skip the test if there is neither."""
     own = playwright.chromium.executable_path
     found = own if os.path.exists(own) else next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
@@ -47,7 +47,7 @@ def launched() -> Iterator[Browser]:
 @dataclass
 class Visitor:
     page: Page
-    errors: list[str] = field(default_factory=list)  # of the page's own, not of the server's answers
+    errors: list[str] = field(default_factory=list)  # the page's own, without those of the server's answers
     addresses: list[str] = field(default_factory=list)
 
     def player(self, name: str) -> str:
@@ -57,14 +57,14 @@ class Visitor:
         return self.page.inner_text(selector)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        """Not Playwright's own wait for a function, which the page's policy forbids as it should."""
+        """Wait until it is true. The page's policy forbids Playwright's own wait for a function, as it should."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"it did not come about; {self.errors}; {self.text('#problem')!r}"
             self.page.wait_for_timeout(20)
 
     def say(self, text: str, seed: str = "") -> None:
-        """With the keyboard alone."""
+        """Enter and speak the text with the keyboard alone."""
         self.page.get_by_label("What should it say?").fill(text)
         if seed:
             self.page.get_by_text("More", exact=True).press("Enter")
@@ -92,8 +92,9 @@ def visit(browser: Browser, url: str, *, width: int = 1280, ready: bool = True) 
 
 
 def _ours(error: str) -> bool:
-    """Chromium logs a refused or broken request as an error; the page says it in words, and the tests look for that.
+    """Whether an error is the page's own.
 
-    Nor does a header that does nothing over plain HTTP do harm there.
+    Chromium also logs a refused or broken request as an error, which the page tells in words that the tests look for,
+    and a header that is ignored over plain HTTP, where that does no harm.
     """
     return "Failed to load" not in error and "Cross-Origin-Opener-Policy header has been ignored" not in error

@@ -1,19 +1,19 @@
-"""Whether the simulation of replicas says what replicas do: one and three of them on this machine, against it.
+"""Does the simulation of replicas predict what one and three real replicas do on this machine?
 
     python tests/serving/cluster_capacity.py [FOLDER] [--seconds 12] [--patience 60] [--port 8779] [--save FILE]
     python tests/serving/cluster_capacity.py --read FILE
 
-FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. Two replicas are
-asked by some clients who never stop, and the simulation is told the seconds of a core that this took (not the clock's,
-which other people's work would be in): of an engine's step thread for each step, row, prompt, and for the codec (by the
-phases that it counts itself); of its channel thread, of front ends, of proxy and clients, for each request and chunk of
-sound. It is two, since engines that share caches need more seconds of a core than one that is alone. How long who got a
-core keeps it is measured before. For every window the simulation is also told how many cores all else on
-this machine left, Ray's own processes among it.
+FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. First, clients that
+never stop asking keep two replicas busy, and the simulation is given the core seconds that this took (not wall time,
+which would include other people's work): of an engine's step thread for each step, row and prompt, and for the codec
+(by the phases that the engine counts itself); of its channel thread, of front ends, of proxy and clients, for each
+request and chunk of sound. There are two replicas, since engines that share caches need more core seconds than one
+alone. How long a process keeps a core is measured beforehand. For every window the simulation is also given the number
+of cores that everything else on this machine left, Ray's own processes included.
 
-Then one and three replicas are asked by other numbers of clients. Printed is what they did, what was predicted, and by
-how much that is wrong. Each window is begun when others leave the machine alone, if they do within `--patience`. What
-was measured can be kept, and judged again after a change of the simulation.
+Then other numbers of clients ask one and three replicas. The script prints what these did, what was predicted, and the
+relative error. Each window begins when the machine is quiet, at the latest after `--patience` seconds. Measurements can
+be saved, and judged again after a change of the simulation.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from sonant.serving.options import ModelOptions, ServeOptions
 
 ROWS = 8
 CORES = len(os.sched_getaffinity(0))
-LEARNT = (2, 8, 16)  # clients
-SHORT = (8, 5)  # clients and frames, which tell apart what a request and what a chunk takes to carry
-ASKED = {1: (2, 6), 3: (3, 6, 9, 18)}  # clients, by replicas
-SEEDS = 8  # of the simulation
+LEARNT = (2, 8, 16)  # clients, while costs are learnt
+SHORT = (8, 5)  # clients and frames: short streams tell the cost of a request from that of a chunk
+ASKED = {1: (2, 6), 3: (3, 6, 9, 18)}  # clients to predict for, by replicas
+SEEDS = 8  # runs of the simulation
 CARRIERS = ("client", "proxy", "front", "channel")
 _WRONG = 0.2
 _SIZES = EngineConfig(max_rows=ROWS).resolved(None).frame_sizes(FRAME_S)
@@ -61,15 +61,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of speech, in seconds of a core."""
+    """The costs of speech in core seconds."""
 
     step: float
     row: float
-    prefill: float  # of a step with prompts in it
+    prefill: float  # for each step with prompts
     prompt: float
-    codec: float  # of a step with it
+    codec: float  # for each step with codec work
     codec_frame: float
-    carriers: dict[str, list[float]]  # of a request, of a chunk
+    carriers: dict[str, list[float]]  # by kind of process or thread: for each request, for each chunk
 
     def engine(self) -> EngineTimes:
         steps = tuple((rows, self.step + rows * self.row) for rows in (1, ROWS))
@@ -80,7 +80,7 @@ class Costs:
         )  # fmt: skip
 
     def steps_s(self, did: Window) -> float:
-        """What a window's steps should have taken."""
+        """Return the core seconds that a window's steps should have taken."""
         counts = did.counted
         prompts_s = self.prefill * counts["prefill_steps"] + self.prompt * did.requests
         codec_s = self.codec * counts["codec_steps"] + self.codec_frame * did.frames
@@ -92,7 +92,8 @@ class Costs:
 
 
 def learnt(told: list[Window], short: Window) -> Costs:
-    """By least squares over the windows. What ends a stream is in its steps, so those are of streams of one length."""
+    """Fit the costs by least squares over the windows. A stream's end is part of its steps, so the costs of steps are
+    fitted to streams of one length."""
     ran_s = np.array([w.uses["step"].ran_s for w in told])
     prompts, codec = (
         np.array([w.counted[phase] / w.counted["phases_s"] for w in told]) for phase in ("prefill_s", "codec_s")
@@ -107,7 +108,7 @@ def learnt(told: list[Window], short: Window) -> Costs:
 
 
 def shares(counts: list[list[float]], used: np.ndarray) -> list[float]:
-    """What each thing that was counted took; one that would have taken less than nothing took nothing."""
+    """Return the cost of one of each counted thing, by least squares; a cost that would be negative is 0."""
     table = np.array(counts)
     kept = list(range(table.shape[1]))
     found = np.zeros(table.shape[1])
@@ -121,10 +122,10 @@ def shares(counts: list[list[float]], used: np.ndarray) -> list[float]:
 
 
 def compare(did: Window, costs: Costs, turn_s: float) -> float:
-    """What was measured and what was predicted → by how much the worst of these is wrong.
+    """Print what was measured and what was predicted → the largest relative error.
 
-    First sounds are told by median and mean. Where two engines share a core and the third has one to itself they come
-    in two groups, and a median alone would be in whichever has a few more.
+    First sounds are compared by median and mean. Where two engines share a core and the third has one to itself they
+    form two groups, and the median alone would lie in whichever is slightly larger.
     """
     load = Load(listeners=did.clients, frames=FRAMES, seconds=10.0, closed=True)
     engine, host = costs.engine(), costs.host(CORES - did.left, turn_s)
@@ -171,7 +172,7 @@ def measured(folder: str | None, seconds: float, patience_s: float, port: int) -
         )  # fmt: skip
         turn = turn_s()
         with cluster(setup, 2) as c:
-            asyncio.run(window(c, 4, 2.0))  # so that nothing is done for the first time
+            asyncio.run(window(c, 4, 2.0))  # warm-up
             told = [asyncio.run(window(c, clients, seconds, patience_s)) for clients in LEARNT]
             short = asyncio.run(window(c, SHORT[0], seconds, patience_s, SHORT[1]))
         asked = []

@@ -1,16 +1,16 @@
-"""What the way through Ray adds to a first byte: replicas asked through its proxy and directly, one request at a time.
+"""How much later is the first byte through Ray's proxy than directly from a replica? One request at a time.
 
     python tests/serving/cluster_first_byte.py [FOLDER] [--replicas 3] [--rounds 700] [--port 8776]
 
 FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. Each round asks a
-replica directly, directly once more, and through the proxy, in random order, by one blocking client with connections
-that stay open, so that nothing else runs meanwhile but what a request needs. What the second of the direct ways
-"adds" is the noise of the machine. Where others work on it, most of that is waiting for a core, which the scheduler
-counts: times are told as the clock had them, and without what client, replicas and engines waited so. What HAProxy
-waited is Ray's to answer for, and stays in.
+replica directly, directly once more, and through the proxy, in random order, with one blocking client whose connections
+stay open, so that nothing else runs meanwhile but what a request needs. What the second direct request "adds" is the
+machine's noise. If others use the machine, most of that is waiting for a core, which the scheduler counts: times are
+shown by the clock, and without the time that client, replicas and engines waited for a core. HAProxy's own waits are
+Ray's to answer for, and stay in.
 
-Printed: quantiles of each way, and by how much later they are than directly, with a bootstrap's interval. It ends with
-1 if, without those waits, the 99th of a hundred is later by 3 ms or more.
+Prints quantiles of each way, and how much later they are than directly, with a bootstrap interval. Exits with 1 if,
+without those waits, the 99th percentile is later by 3 ms or more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPEECH_PATH = "/v1/audio/speech"
 PATHS: dict[str, bytes | None] = {"/health": None, SPEECH_PATH: json.dumps(SPEECH).encode()}
 DIRECTLY, AGAIN, THROUGH = WAYS = ("directly", "directly again", "through Ray")
 LIMIT_MS = 3.0
-PAUSE_S = 0.005  # in which replica and proxy come to rest
+PAUSE_S = 0.005  # for replica and proxy to become idle
 _DRAWS = 2000
 _SHARES = {"p50": 0.5, "p99": 0.99}
 
@@ -47,13 +47,13 @@ Times = dict[str, np.ndarray]  # ms of each round, by way
 
 
 class Asker:
-    """A connection that stays open."""
+    """A client whose connection stays open."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def first_byte_ms(self, path: str, wait: CoreWait) -> tuple[float, float]:
-        """By the clock, and how much of that was waiting for a core."""
+        """Return the time by the clock, and how much of it was a wait for a core."""
         body = PATHS[path]
         headers = {} if body is None else {"content-type": "application/json"}
         before = wait.look()
@@ -70,7 +70,7 @@ class Asker:
 
 
 def ask(c: Cluster, path: str, rounds: int, seed: int) -> tuple[Times, Times]:
-    """All replicas in turn, as the proxy has them; each way has its own connections, warm before anything counts."""
+    """Ask all the proxy's replicas in turn; each way has its own connections, and warms up before anything counts."""
     ports = c.ports()
     askers = {way: [Asker(port) for port in ports] for way in (DIRECTLY, AGAIN)}
     askers[THROUGH] = [Asker(int(c.url.rpartition(":")[2]))] * len(ports)
@@ -89,7 +89,7 @@ def ask(c: Cluster, path: str, rounds: int, seed: int) -> tuple[Times, Times]:
 
 
 def later(times: Times, way: str, share: float) -> tuple[float, float, float]:
-    """By how much a quantile is later than directly, and from where to where 95 of 100 draws of rounds have it."""
+    """Return how much later a quantile is than directly, and the 95 % interval of a bootstrap over rounds."""
     mine, theirs = times[DIRECTLY], times[way]
     drawn = np.random.default_rng(0).integers(0, len(mine), (_DRAWS, len(mine)))
     draws = np.quantile(theirs[drawn], share, axis=1) - np.quantile(mine[drawn], share, axis=1)

@@ -1,18 +1,18 @@
-"""Whether listeners run out of sound more often with Ray than without: the same listeners, by turns.
+"""Do listeners run out of sound more often with Ray than without? The same listeners try both by turns.
 
     python tests/serving/cluster_gaps.py [FOLDER] [--pairs 4] [--seconds 20] [--share 0.75] [--others 0.15]
 
-FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. As many servers
-(`sonant serve`, each a front end and an engine, no Ray anywhere) as there are replicas are asked for all they can make:
-that is the capacity. Then listeners come at random moments, so that this share of it is heard at once, to servers and
-to replicas on Ray by turns, at the same moments of each pair; without Ray the client picks the server with the fewest
-requests, as the proxy would. Each stream is heard as it is made: a gap is when the next sound came after the last had
-run out. A block begins when others leave the machine alone, if they do within `--patience`; one in which they took more
-of a core than `--others` is done again, up to `--again` times.
+FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. First as many
+servers as replicas (`sonant serve`, each a front end and an engine, no Ray anywhere) are saturated: that gives the
+capacity. Then listeners come at random times, so many that `--share` of the capacity is heard at once: by turns to
+servers and to replicas on Ray, at the same times in both blocks of a pair. Without Ray the client picks the server with
+the fewest requests, as the proxy would. Each stream is heard as it is made; a gap is when sound came after the last had
+run out. A block begins when the machine is quiet, at the latest after `--patience` seconds; a block in which others
+took more of a core than `--others` is repeated, up to `--again` times.
 
-Printed: streams with a gap, for how long they lacked sound, core seconds that a second of sound took of all that serves
-(Ray's own processes too, not the client), how busy the machine was. It ends with 1 if a bootstrap over pairs has more
-gaps with Ray in 95 of 100 draws.
+Prints how many streams had a gap, how long they lacked sound, the core seconds that serving a second of sound took
+(including Ray's own processes, not the client), and how busy the machine was. Exits with 1 if a bootstrap over pairs
+has more gaps with Ray in 95 of 100 draws.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _DRAWS = 10_000
 
 @dataclass
 class Heard:
-    """By the listeners of one block."""
+    """What the listeners of one block heard."""
 
     streams: int = 0
     gaps: int = 0
     lacked_s: float = 0.0
     refused: int = 0
-    client_s: float = 0.0  # of a core, for listening
+    client_s: float = 0.0  # core seconds that listening took
     first_s: list[float] = field(default_factory=list)
 
     async def listen(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -71,7 +71,7 @@ class Heard:
             async for data in answer.content.iter_any():
                 now_s = time.monotonic()
                 first_s = first_s or now_s
-                if size:  # What came late moves all that follows.
+                if size:  # A late chunk delays all that follow.
                     lacked_s += max(0.0, now_s - first_s - size / _RATE - lacked_s)
                 size += len(data)
         assert size == FRAMES * 2 * 1920, f"{size} bytes"
@@ -89,7 +89,7 @@ class Heard:
 
 
 class Addresses:
-    """Who answers: one proxy, or servers of which the client takes that with the fewest requests."""
+    """Where requests go: to one proxy, or to whichever server has the fewest of the client's requests."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.open = dict.fromkeys(urls, 0)
@@ -121,7 +121,7 @@ async def block(urls: Sequence[str], listeners: float, seconds: float, seed: int
 
 
 async def capacity(urls: Sequence[str], clients: int, seconds: float) -> float:
-    """Seconds of sound a second, of clients who never stop."""
+    """Return the seconds of sound made in a second for clients that never stop asking."""
     heard, addresses = Heard(), Addresses(urls)
 
     async def ask_on(session: aiohttp.ClientSession, end_s: float) -> None:
@@ -171,7 +171,7 @@ def on_ray(folder: Path | None, count: int, port: int) -> Iterator[list[str]]:
 
 
 def apart(urls: Sequence[str], listeners: float, seconds: float, seed: int) -> Heard:
-    """By a process of its own session, since Linux shares cores out among sessions, and Ray's workers are in ours."""
+    """Run a block in a session of its own: Linux shares cores out among sessions, and Ray's workers are in ours."""
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=os.setsid) as pool:
         return pool.submit(run_block, urls, listeners, seconds, seed).result()
 
@@ -183,7 +183,7 @@ def run_block(urls: Sequence[str], listeners: float, seconds: float, seed: int) 
 
 
 def measured(urls: Sequence[str], name: str, listeners: float, seed: int, args: argparse.Namespace) -> Heard:
-    apart(urls, listeners, 3.0, seed=-1)  # so that nothing is done for the first time
+    apart(urls, listeners, 3.0, seed=-1)  # warm-up
     for left in reversed(range(args.again + 1)):
         wait_for_quiet(args.patience)
         serving = descendants(os.getpid())
@@ -199,7 +199,7 @@ def measured(urls: Sequence[str], name: str, listeners: float, seed: int, args: 
 
 
 def verdict(pairs: list[tuple[Heard, Heard]]) -> int:
-    """Of pairs (without, with): whether those with Ray have more gaps than chance explains."""
+    """Print whether there are more gaps with Ray than chance explains, from pairs (without, with) → the exit code."""
     shares = np.array([[heard.gaps / heard.streams for heard in pair] for pair in pairs])
     more = shares[:, 1] - shares[:, 0]
     drawn = np.random.default_rng(0).integers(0, len(more), (_DRAWS, len(more)))
@@ -230,7 +230,7 @@ def main() -> int:
         for n in range(args.pairs):
             ways = {"without Ray": servers, "with Ray": on_ray}
             heard = {}
-            for name in sorted(ways, reverse=n % 2 == 0):  # either goes first by turns
+            for name in sorted(ways, reverse=n % 2 == 0):  # they take turns at going first
                 with ways[name](folder, args.replicas, args.port) as urls:
                     heard[name] = measured(urls, name, listeners, n, args)
             pairs.append((heard["without Ray"], heard["with Ray"]))

@@ -1,4 +1,4 @@
-"""Replicas on a Ray that is started here and can be looked into: its processes by what they are, its servers."""
+"""Starts replicas on a Ray of their own, and looks into them: processes by kind, servers, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.cluster.ray_settings import ray_environment
 from sonant.serving.cluster.replica import ReplicaSetup
 
-# What `ps` shows of each, as Ray names its processes.
+# What `ps` shows of each kind, as Ray names its processes.
 TITLES = {
     "replica": "ray::ServeReplica:sonant:SpeechReplica",
     "engine": "-m sonant.serving.processes.engine_process",
@@ -46,7 +46,7 @@ class Cluster:
                 with suppress(OSError):
                     if TITLES[kind] in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
                         found.append(int(entry.name))
-        if kind == "engine":  # Others may have servers of their own on this machine.
+        if kind == "engine":  # Other people may run servers on this machine.
             replicas = self.pids("replica")
             found = [pid for pid in found if parent_of(pid) in replicas]
         return sorted(found)
@@ -57,19 +57,19 @@ class Cluster:
         return victim
 
     def ports(self) -> list[int]:
-        """On which replicas listen, as the proxy was told last."""
+        """The ports on which replicas listen, as the proxy was last told."""
         written = max(self.folder.glob("*/haproxy.cfg"), key=lambda file: file.stat().st_mtime).read_text()
         return [int(port) for port in re.findall(r"^ *server SERVE_REPLICA\S+ [\d.]+:(\d+) check", written, re.M)]
 
     def ready(self) -> int:
-        """Replicas that take requests now, asked one by one."""
+        """How many replicas take requests now, asked one by one."""
         return sum(fetch(f"http://127.0.0.1:{port}/ready") is not None for port in self.ports())
 
     def whole(self) -> bool:
         return self.ready() == self.replicas and fetch(f"{self.url}/ready") is not None
 
     def counted(self, *names: str) -> list[float]:
-        """Samples of `/metrics` whose line has all words of a name, added up over replicas."""
+        """For each name the sum, over replicas, of the samples of `/metrics` whose line has all words of the name."""
         page = (fetch(f"{self.url}/metrics") or b"").decode()
         lines = [line for line in page.splitlines() if not line.startswith("#")]
         return [
@@ -87,7 +87,7 @@ class Cluster:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Ray's proxy has ports of its own, the same for everybody: one cluster at a time on a machine."""
+    """Allow one cluster at a time on this machine, since Ray's proxy has the same ports for everybody."""
     with (Path(tempfile.gettempdir()) / "sonant-test-cluster.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -103,7 +103,7 @@ def fetch(url: str) -> bytes | None:
 
 @contextmanager
 def folder_of(named: str | None) -> Iterator[Path | None]:
-    """A checkpoint's folder; `tiny` and `tiny base`, which clones, are written here and never stop by themselves."""
+    """A checkpoint's folder. `tiny`, and `tiny base`, which clones, are written here and never stop by themselves."""
     if named not in TINY:
         yield None if named is None else Path(named).absolute()
         return
@@ -117,7 +117,7 @@ def folder_of(named: str | None) -> Iterator[Path | None]:
 
 @contextmanager
 def cluster(setup: ReplicaSetup, replicas: int, **environment: str) -> Iterator[Cluster]:
-    """`setup.serving.port` is where it answers. All of it is gone at the end."""
+    """Run replicas, which answer at `setup.serving.port`, until the block ends."""
     changed = {**ray_environment(setup.serving), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", **environment}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -141,7 +141,7 @@ def cluster(setup: ReplicaSetup, replicas: int, **environment: str) -> Iterator[
     finally:
         proxies = Cluster("", 0, lambda _: None).pids("proxy")
         ray.shutdown()
-        for pid in proxies:  # What manages it ends before it can take it along.
+        for pid in proxies:  # Its manager ends before it can stop it.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for name, value in before.items():

@@ -1,12 +1,12 @@
-"""Three replicas on Ray, a hundred clients, and everything killed in turn: what clients saw of it.
+"""Three replicas on Ray, a hundred clients, and every process killed in turn: what do clients see of it?
 
     python tests/serving/cluster_storm.py [FOLDER] [--replicas 3] [--clients 100] [--kills 3] [--port 8777]
 
 FOLDER is a checkpoint's, `tiny` one that is written here, `tiny base` one that clones: then voices are uploaded and
-deleted all the while. Without it the built-in voice speaks. Printed: how bodies ended, with the time that the way
-through Ray adds to the first byte, in the same run; what each kill cost and how soon all was as before; a rolling
-update, in which no request may fail. Each stream is of a known length, so that a short body that ends cleanly would be
-found, and after each kill every replica is asked for all voices that were acknowledged.
+deleted all the while. Without it the built-in voice speaks. Prints how bodies ended, and how much Ray's proxy adds to
+the first byte in the same run; what each kill cost, and how soon everything was as before; and a rolling update, in
+which no request may fail. Each stream has a known length, so that a short body that ends cleanly is detected, and after
+each kill every replica is asked for all voices that were acknowledged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RATE = 2 * 24_000  # bytes a second
 
 @dataclass
 class Crowd:
-    """Clients that ask again and again; what became of each request."""
+    """Clients that ask again and again, and what became of their requests."""
 
     url: str
     frames: int
@@ -58,7 +58,7 @@ class Crowd:
         return {**BODY, **voice, "max_frames": self.frames}
 
     async def ask(self, session: aiohttp.ClientSession) -> str:
-        """whole, a status that refused it, broken after it began, unreachable; or short: a lie."""
+        """Return "whole", the status of a refusal, "broken", "unreachable", or "short": cut off, but ended cleanly."""
         size, first_s, gap = 0, 0.0, False
         try:
             async with session.post(f"{self.url}/v1/audio/speech", json=self.body, headers=self.headers) as answer:
@@ -102,7 +102,7 @@ async def crowded(c: Cluster, crowd: Crowd, clients: int, seconds: float) -> Non
 
 
 async def under_load(c: Cluster, crowd: Crowd, clients: int, work: object, uploads: Sequence[Uploads] = ()) -> None:
-    """`work` on a thread, while clients ask on, and upload."""
+    """Run `work` on a thread, while clients go on asking and uploading."""
     until = asyncio.Event()
     async with new_session() as session:
         tasks = [asyncio.create_task(crowd.ask_on(session, until)) for _ in range(clients)]
@@ -127,7 +127,7 @@ def killed(c: Cluster, kind: str, kills: int, crowd: Crowd, clients: int, upload
             began_s, victim = time.monotonic(), c.kill(kind)
             while victim in c.pids(kind) or not c.pids(kind):
                 time.sleep(0.02)
-            time.sleep(0.5)  # in which it shows what is missing
+            time.sleep(0.5)  # until what is missing shows
             c.wait_whole()
             times.append(time.monotonic() - began_s)
             time.sleep(1.0)
@@ -138,14 +138,14 @@ def killed(c: Cluster, kind: str, kills: int, crowd: Crowd, clients: int, upload
     print(f"    {dict(crowd.outcomes)}{told_of(uploads)}; load {os.getloadavg()[0]:.1f}", flush=True)
     assert not crowd.outcomes["short"], "a body that ended cleanly was short"
     assert crowd.outcomes["whole"], "nobody was spoken to"
-    if kind in ("engine", "replica"):  # The others went on: nobody was left without an answer but whom it spoke to.
+    if kind in ("engine", "replica"):  # The others go on: only those that it spoke to lose their answer.
         assert crowd.outcomes["broken"] <= clients * kills and not crowd.outcomes["unreachable"], crowd.outcomes
     for each in uploads:
         each.check(c)
 
 
 def updated(c: Cluster, setup: ReplicaSetup, crowd: Crowd, clients: int, uploads: Sequence[Uploads]) -> None:
-    """`max_requests_per_minute`, and with it all replicas, are others each time."""
+    """Deploy with another `max_requests_per_minute`, so that every replica is replaced."""
     limit = setup.serving.max_requests_per_minute or 10**6
     changed = replace(setup, serving=replace(setup.serving, max_requests_per_minute=limit + 1))
     before = c.pids("replica")

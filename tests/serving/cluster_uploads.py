@@ -1,4 +1,4 @@
-"""Voices that come and go while what serves them is killed: what was acknowledged must be so on every replica after."""
+"""Uploads and deletes voices while their servers are killed: what was acknowledged must hold on every replica."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from serving.cluster_processes import Cluster
 
 FRAME_BYTES = 2 * 1920
 _KEPT, _PAUSE_S = 40, 0.1
-_SPOKEN = 5  # of the voices that each replica is asked to speak with
+_SPOKEN = 5  # how many of the voices each replica must speak with
 
 
 @dataclass
 class Uploads:
-    """Of one who uploads voices, and deletes every third of them again, with a name for each."""
+    """A client that uploads voices, each with a name of its own, and deletes one for every third upload."""
 
     url: str
     named: str = "voice"
     outcomes: Counter[str] = field(default_factory=Counter)
-    kept: dict[str, str] = field(default_factory=dict)  # name by id, of those that were acknowledged
+    kept: dict[str, str] = field(default_factory=dict)  # names of acknowledged voices, by id
     gone: set[str] = field(default_factory=set)  # ids whose deletion was acknowledged
     unsure: set[str] = field(default_factory=set)  # names for which no answer came
     _count: int = 0
@@ -59,7 +59,7 @@ class Uploads:
                 await asyncio.sleep(0.2)
 
     async def _delete(self, session: aiohttp.ClientSession, victim: str) -> None:
-        """It may be gone whatever is answered; it must be, if that is said."""
+        """The voice may be gone whatever the answer is, and must be gone if the answer says so."""
         self.unsure.add(self.kept.pop(victim))
         async with session.delete(f"{self.url}/v1/audio/voices/{victim}") as answer:
             self.outcomes[f"delete {answer.status}"] += 1
@@ -67,7 +67,7 @@ class Uploads:
                 self.gone.add(victim)
 
     def check(self, c: Cluster) -> None:
-        """Asked of every replica by itself."""
+        """Ask every replica by itself."""
         for port in c.ports():
             url = f"http://127.0.0.1:{port}"
             listed = {v["id"]: v["name"] for v in httpx.get(f"{url}/v1/audio/voices", timeout=60).json()["voices"]}
@@ -83,7 +83,7 @@ class Uploads:
 
 
 def clip_of(number: int) -> bytes:
-    """Another sound for each, so that voices share no file; of 80 kB, more than a proxy would ask for twice."""
+    """A different sound for each, so that voices share no file; of 80 kB, too large for a proxy to send it twice."""
     samples, rate = reference_clip()
     out = io.BytesIO()
     soundfile.write(out, samples * (0.5 + 0.4 / number), rate, format="WAV")

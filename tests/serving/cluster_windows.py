@@ -1,4 +1,4 @@
-"""Some seconds of replicas under a steady load: what listeners felt, and what each who took part had of the cores."""
+"""Some seconds of replicas under a steady load: what listeners met, and how much of the cores each part used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serving.cluster_processes import Cluster
 from serving.cluster_storm import new_session
 from serving.core_time import CoreUse, busy_s, thread_uses, wait_for_quiet
 
-# Longer than the frames that are asked for, so that each stream has just as many.
+# Long enough that each stream has exactly as many frames as were asked for.
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree."
 BODY = {"input": TEXT, "response_format": "pcm", "seed": 1}
 FRAME_S = 0.08
@@ -22,11 +22,11 @@ FRAMES = 25
 _FRAME_BYTES = 2 * 24_000 * FRAME_S
 _SETTLE_S = 1.5
 _PHASE_S, _PHASE_COUNT = "sonant_step_phase_seconds_sum", "sonant_step_phase_seconds_count"
-# What engines count, by words of the lines on `/metrics`.
+# What engines count, and the words by which its lines on `/metrics` are found.
 _COUNTED = {
     "steps": "sonant_engine_steps_total",
-    "rows": "sonant_step_rows_sum",  # that drew a frame, over all steps
-    "chunks": "sonant_frames_ahead_count",  # but the first of each stream
+    "rows": "sonant_step_rows_sum",  # rows that decoded a frame, summed over all steps
+    "chunks": "sonant_frames_ahead_count",  # without the first of each stream
     "prefill_steps": f'{_PHASE_COUNT} phase="prefill"',
     "codec_steps": f'{_PHASE_COUNT} phase="codec"',
     "phases_s": _PHASE_S,
@@ -39,17 +39,17 @@ _COUNTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """All counts and core seconds are of its seconds only."""
+    """What one window measured. All counts and core seconds are scaled to its `seconds`."""
 
     replicas: int
     clients: int
     seconds: float
-    first_s: list[float]  # as clients heard it, of each request
+    first_s: list[float]  # of each request, as its client heard it
     frames: float
-    counted: dict[str, float]  # by engines, see `_COUNTED`
+    counted: dict[str, float]  # by the engines, see `_COUNTED`
     uses: dict[str, CoreUse]  # of step threads, channel threads, front ends, the proxy, the clients
-    waits: dict[str, float]  # mean seconds that the busiest thread of each waited for a core, each time
-    left: float  # cores that all else left to these
+    waits: dict[str, float]  # mean seconds of a wait for a core, of the busiest thread of each
+    left: float  # cores that all other processes left to these
 
     @property
     def requests(self) -> int:
@@ -66,7 +66,7 @@ class Window:
 
 @dataclass
 class Listeners:
-    """Who never stop asking."""
+    """Clients that never stop asking."""
 
     url: str
     frames: int
@@ -89,7 +89,7 @@ class Listeners:
 
 
 class Watch:
-    """Of all processes that take part, as they are at its start."""
+    """Reads the counts of all processes that take part, as there are at its start."""
 
     def __init__(self, c: Cluster) -> None:
         self.cluster = c
@@ -104,7 +104,7 @@ class Watch:
     def uses(
         self, before: Mapping[int, Mapping[int, CoreUse]], after: Mapping[int, Mapping[int, CoreUse]]
     ) -> tuple[dict[str, CoreUse], dict[str, float]]:
-        """By kind; and how long the busiest thread of a kind waited each time. An engine's busiest thread steps."""
+        """Return the use of each kind and the mean wait of its busiest thread, in an engine the step thread."""
         uses: dict[str, CoreUse] = {}
         busiest: dict[str, CoreUse] = {}
         for kind, pids in self.pids.items():
@@ -133,7 +133,7 @@ async def window(c: Cluster, clients: int, seconds: float, patience_s: float = 0
         ended_s, all_after_s, told, after = await asyncio.to_thread(watch.look)
         listeners.over = True
         await asyncio.gather(*tasks)
-    took_s = ended_s - began_s  # longer than what was counted, since looking takes its time
+    took_s = ended_s - began_s  # longer than listeners were counted, since looking takes time
     uses, waits = watch.uses(before, after)
     others_s = max(0.0, all_after_s - all_before_s - sum(use.ran_s for use in uses.values()))
     scale = seconds / took_s

@@ -71,9 +71,8 @@ Serve = Callable[..., Served]
 
 @pytest.fixture(scope="session", autouse=True)
 def uncollected() -> Iterator[None]:
-    """A server walks over all there is, twice, before it is shown: of what pytest has loaded that takes half a second.
-
-    Whether an engine that failed is given back is asked in test_ready.py, with a collector that works.
+    """Before it is ready, a server has the garbage collected twice, which takes half a second with all that pytest has
+    loaded: here it does not. test_ready.py tests with a real collector that a failed engine's memory is given back.
     """
     with pytest.MonkeyPatch.context() as patch:
         still = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)
@@ -83,7 +82,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tiny_checkpoints: Mapping[str, Path], few_codebooks: Mapping[str, Path]) -> Mapping[str, Path]:
-    """In this folder those of few codebooks: a server does the same with them at less than half the cost."""
+    """In this folder, those with few codebooks: a server does the same with them at less than half the cost."""
     return {**tiny_checkpoints, **few_codebooks}
 
 
@@ -129,7 +128,7 @@ def _stop(server: DrainingServer, thread: threading.Thread) -> None:
 
 
 class EndlessToy(WatchedToy):
-    """Speaks until its budget ends, at a tenth of what a frame of the tiny checkpoints costs."""
+    """Speaks until its budget ends; a frame costs a tenth of one of a tiny checkpoint."""
 
     def before(self, request: SpeechRequest) -> SpeechRequest:
         return replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling}))
@@ -149,7 +148,7 @@ def _checkpoint(
         device = torch.device("cpu")
         shape = {"voices": (), "languages": (), "clones": True, "designs": False}
         described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
-        first = [TOYS[name](config, device)]  # A test sees what the front end asks of the first engine's model.
+        first = [TOYS[name](config, device)]  # The front end's prompter is its, so that tests see what is asked.
         return (
             lambda: Engine(first.pop() if first else TOYS[name](config, device), config, device, "int16"),
             first[0].prompter,
@@ -164,7 +163,7 @@ def _checkpoint(
 
 
 def break_engine(engine: Engine) -> None:
-    """Its next step fails, as when a device falls off."""
+    """Make its next step fail, as when a device falls off."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell off")
@@ -176,9 +175,9 @@ def break_engine(engine: Engine) -> None:
 def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test.
 
-    "toy" is the family made for tests, "endless toy" the cheapest that speaks on and on: 25 frames of 1920 samples
-    a second, and "dialogue toy" speaks with up to three, and goes on from what was said before. Only a
-    `warm` server has done all that is slow the first time.
+    "toy" is the family made for tests; "endless toy" is the cheapest that speaks on and on, at 25 frames of 1920
+    samples a second; "dialogue toy" speaks with up to three speakers, and goes on from what was said before. Only a
+    `warm` server has done everything that is slow the first time.
     """
     with servers(checkpoints) as start:
         yield start
@@ -186,14 +185,14 @@ def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def serve_once(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
-    """The same, stopped after the last test of the file: for tests that leave a server as they found it."""
+    """Like `serve`, but stopped after the file's last test: for tests that leave a server as they found it."""
     with servers(checkpoints) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[EnginePort]:
-    """The engine's end of a channel, with nobody at the other one."""
+    """The engine's end of a channel, with nobody connected to it."""
     config, device = EngineConfig(max_rows=4, kv_tokens=4096), torch.device("cpu")
     with TemporaryDirectory() as folder, Engine(ToyModel(config, device), config, device) as engine:
         opened = EnginePort(engine, Path(folder) / "engine", Admission(ServeOptions()))
@@ -202,7 +201,7 @@ def port() -> Iterator[EnginePort]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0, *, every_s: float = 0.005) -> None:
-    """The time is for machines that others keep busy; a test that asks for speed says how much."""
+    """Wait until it is true. The default timeout allows for a busy machine; a test of speed passes its own."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"

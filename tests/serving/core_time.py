@@ -1,4 +1,4 @@
-"""What processes had of the cores, and how long one was wanted in vain: what a clock hides."""
+"""How long processes had a core, and how long they waited for one, which wall time does not tell."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class CoreWait:
-    """For how long processes were ready to run and did not, as the scheduler counts it for each thread.
+    """How long processes were ready to run and did not, as the scheduler counts it for each thread.
 
-    Of a process only the thread that waited longest counts: a request goes through one after the other, and threads
-    that wait beside each other hold it up once.
+    Of each process only the thread that waited longest counts: a request goes through processes one after the other,
+    and threads that wait at the same time delay it only once.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -35,7 +35,7 @@ class CoreWait:
 
 
 def _opened(pid: int) -> list[int]:
-    """Threads that there are now."""
+    """Open the scheduler's counts of the threads that there are now."""
     files = []
     for task in (Path("/proc") / str(pid) / "task").iterdir():
         with suppress(OSError):
@@ -46,17 +46,17 @@ def _opened(pid: int) -> list[int]:
 def _waited_ns(file: int) -> int:
     try:
         return int(os.pread(file, 100, 0).split()[1])
-    except ProcessLookupError:  # It has ended since.
+    except ProcessLookupError:  # The thread has ended since.
         return 0
 
 
 @dataclass(frozen=True)
 class CoreUse:
-    """Of a thread, or of several: what the scheduler counts, to the nanosecond."""
+    """What the scheduler counts for a thread, or for several, to the nanosecond."""
 
     ran_s: float = 0.0
-    waited_s: float = 0.0  # ready to run, for a core
-    turns: int = 0  # times that it got one
+    waited_s: float = 0.0  # ready to run, but without a core
+    turns: int = 0  # times that it got a core
 
     def __add__(self, other: CoreUse) -> CoreUse:
         return CoreUse(self.ran_s + other.ran_s, self.waited_s + other.waited_s, self.turns + other.turns)
@@ -66,7 +66,7 @@ class CoreUse:
 
 
 def thread_uses(pid: int) -> dict[int, CoreUse]:
-    """By thread, since each was started."""
+    """The use of each thread by its id, since the thread was started."""
     uses = {}
     with suppress(OSError):
         for task in (Path("/proc") / str(pid) / "task").iterdir():
@@ -77,7 +77,7 @@ def thread_uses(pid: int) -> dict[int, CoreUse]:
 
 
 def core_s(pids: Iterable[int]) -> float:
-    """Seconds of a core that these have used in all; one that has ended counts nothing."""
+    """Core seconds that these processes have used in all; one that has ended counts as 0."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):
@@ -87,7 +87,7 @@ def core_s(pids: Iterable[int]) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """Its children, and theirs, now."""
+    """The present children of a process, and theirs."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (parent := parent_of(int(entry.name))) is not None:
@@ -108,13 +108,13 @@ def parent_of(pid: int) -> int | None:
 
 
 def busy_s() -> float:
-    """Seconds of a core that all processes of this machine have used since it was started, and the system for them."""
+    """Core seconds that all processes of this machine, and the system for them, have used since it was started."""
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
 
 
 def wait_for_quiet(patience_s: float, most: float = 0.35) -> float:
-    """Until all processes together use less than so many cores, or patience ends → cores used in the last second."""
+    """Wait until all processes together use less than `most` cores, or patience ends → cores used in that second."""
     deadline_s = time.monotonic() + patience_s
     while True:
         before_s, began_s = busy_s(), time.monotonic()

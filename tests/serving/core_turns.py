@@ -1,4 +1,4 @@
-"""For how long who got a core keeps it while another wants it."""
+"""How long a process keeps a core while another one wants it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic()
 
 
 def turn_s(seconds: float = 1.0) -> float:
-    """Of two processes that compute on one core: what the clock had of each turn."""
+    """Return the mean length of a turn while two processes compute on one core."""
     core = max(os.sched_getaffinity(0))
     processes = [_spinning(seconds + 0.5, core) for _ in range(2)]
     time.sleep(0.4)  # until both compute
@@ -30,7 +30,7 @@ def _use(pid: int) -> CoreUse:
 
 
 def _spinning(seconds: float, core: int) -> subprocess.Popen[bytes]:
-    """In a session of its own, as an engine is."""
+    """Start it in a session of its own, as an engine is."""
     command = [sys.executable, "-c", _SPIN.format(seconds=seconds)]
     process = subprocess.Popen(command, start_new_session=True)
     os.sched_setaffinity(process.pid, {core})

@@ -24,13 +24,13 @@ def voice(seconds: float = 1.5, rate: int = RATE, seed: int = 0) -> np.ndarray:
 
 
 def encode(format: str, samples: np.ndarray, chunks: list[int], rate: int = RATE) -> list[bytes]:
-    """What each push gave, and last what `finish` gave."""
+    """Return what each push gave, and last what `finish` gave."""
     encoder = open_encoder(format, rate)
     return [*(encoder.push(piece) for piece in np.split(samples, np.cumsum(chunks))), encoder.finish()]
 
 
 def decode(format: str, data: bytes, rate: int = RATE) -> np.ndarray:
-    """Float samples at `rate`, by libav."""
+    """Return float samples at `rate`, decoded by libav."""
     if format == "pcm":
         return np.frombuffer(data, "<i2") / np.float32(32768)
     with av.open(BytesIO(data), format="ogg" if format == "opus" else format) as container:
@@ -42,7 +42,7 @@ def decode(format: str, data: bytes, rate: int = RATE) -> np.ndarray:
 
 
 def packets(format: str, data: bytes) -> list[bytes]:
-    """Cut by the formats' own length fields: `data` must be whole packets, nothing before, between or after."""
+    """Cut `data` by the format's own length fields: it must be whole packets, nothing before, between or after."""
     out = []
     while data:
         if format == "mp3":

@@ -1,9 +1,9 @@
-"""What listeners cost the engine's process beside its GPU: core time by thread, and how late first sound is for it.
+"""What listeners cost the engine's process beside its GPU: core time by thread, and how late it makes first sound.
 
     PYTHONPATH=src:tests python tests/serving/engine_cost.py [--rate 150] [--seconds 10] [--frames 125] [--profile]
 
-Not a test that pytest collects. The device is made up: steps give rubbish, and come back when a GPU would be done with
-them (`--step-ms A,B`: A and B for each row). The other end of the channel is a process that asks at that rate, in the
+Not a test that pytest collects. The device is made up: steps give rubbish, after the time that a GPU would need for
+them (`--step-ms A,B`: A, and B for each row). The other end of the channel is one process that asks at `--rate`, in
 place of all front ends. Everything between is the engine's own: messages, admission, queue, steps, sound on its way.
 """
 
@@ -42,7 +42,8 @@ TEXT = "Sentence after sentence this text goes on, as books do, and someone list
 
 
 def ask(path: str, folder: str, rate: float, seconds: float, frames: int, crowd: int, told: Any) -> None:
-    """Poisson arrivals, or crowds; `told` is given when each first sound came, gaps and refusals."""
+    """Ask at Poisson arrivals, alone or in crowds; send `told` the waits for first sounds, and the numbers of gaps and
+    refusals."""
     prompter = load_prompter(Path(folder), EngineConfig())
     prompt = to_wire(prompter.prompt(SpeechRequest(text=TEXT, max_frames=frames)))
     asked_s: dict[int, float] = {}
@@ -94,7 +95,7 @@ def ask(path: str, folder: str, rate: float, seconds: float, frames: int, crowd:
 
 
 class MadeUpDevice:
-    """In the place of a runner's steps and of its waiting for them."""
+    """Takes the place of a runner's steps, and of its waits for them."""
 
     def __init__(self, engine: sonant.Engine, base_ms: float, row_ms: float) -> None:
         runner = engine.loop.runner
@@ -117,7 +118,7 @@ class MadeUpDevice:
         return self.stand_in.frame(rows)
 
     def _copy(self, slot: Slot, records: Any, clock: Any) -> None:
-        """Only what is read on the host without being sound: a GPU copies by itself."""
+        """Copy only what the host reads besides sound: a GPU does the copying itself."""
         row = 0
         for record in records:
             slot.records[row : row + len(record)].copy_(record)

@@ -2,8 +2,8 @@
 
     python tests/serving/front_end_cost.py FOLDER [--requests 2000] [--at-once 16] [--profile 25]
 
-The engine's place is taken by a process that answers at once with made-up sound, so that all the time of the front
-end's process is its own: it is read from that process's CPU clock, not from the wall's.
+A process that answers at once with made-up sound takes the engine's place, so that all the time of the front end's
+process is its own: it is read from that process's CPU clock, and is no wall time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BODY = {"input": "Hello there, how are you today?", "voice": "alloy", "response_
 
 
 def stand_in(path: str, config_json: bytes, chunks: int) -> None:
-    """An engine's end of the channel that grants all, and says the same to everybody."""
+    """Serve an engine's end of the channel, which grants everything and gives everybody the same sound."""
     from sonant.serving.channel import messages as m
     from sonant.serving.channel.connection import Connection
 
@@ -54,7 +54,7 @@ def stand_in(path: str, config_json: bytes, chunks: int) -> None:
 
 
 def load(port: int, requests: int, at_once: int) -> None:
-    """Clients that ask one after the other on connections that they keep."""
+    """Run clients that send one request after the other, on connections that they keep."""
     body = json.dumps(BODY).encode()
     lines = ("POST /v1/audio/speech HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json")
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
@@ -76,7 +76,7 @@ def load(port: int, requests: int, at_once: int) -> None:
 
 
 def front_end(folder: Path, channel: str, told: Any, profile: int) -> None:
-    """Serves until it is told to stop; tells its CPU time when asked."""
+    """Serve until told to stop, and tell its CPU time when asked."""
     from sonant import EngineConfig
     from sonant.models.registry import describe, load_prompter
     from sonant.serving.app import create_app
@@ -108,7 +108,7 @@ def front_end(folder: Path, channel: str, told: Any, profile: int) -> None:
 
 
 def measured(folder: Path, requests: int, at_once: int, chunks: int, profile: int = 0) -> float:
-    """Seconds of the front end's CPU for one request."""
+    """Return the seconds of CPU that one request costs the front end."""
     import msgspec
 
     from sonant import EngineConfig

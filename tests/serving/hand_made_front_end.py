@@ -1,4 +1,4 @@
-"""A front end by hand at the engine's end of the channel, for tests of what it may send and what it is told."""
+"""A hand-made front end, connected to an engine's channel, for tests of what it may send and what it is told."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sonant.types import SpeechRequest
 
 
 class FrontEnd:
-    """Sends whatever bytes one likes."""
+    """A front end that can send any bytes."""
 
     def __init__(self, port: EnginePort) -> None:
         self.port = port
@@ -38,7 +38,7 @@ class FrontEnd:
         return welcome
 
     def read(self) -> Any:
-        """The next message; None: they have hung up."""
+        """The next message; None: the engine has hung up."""
         while len(self._received) < 4 or len(self._received) < 4 + struct.unpack("<I", self._received[:4])[0]:
             try:
                 data = self.socket.recv(1 << 16)
@@ -52,7 +52,7 @@ class FrontEnd:
         return msgspec.msgpack.decode(body, type=m.FromEngine)
 
     def until_end(self, id: int) -> tuple[list[m.Sound], m.End]:
-        """All that is made for one request."""
+        """Return all sounds that are made for one request, and its end."""
         sounds: list[m.Sound] = []
         while True:
             told = self.read()

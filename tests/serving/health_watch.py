@@ -1,7 +1,7 @@
 """Asks /health, over and over, while a crowd is served.
 
-From a process of its own: in that of the crowd it would measure how long the clients keep each other waiting, and their
-garbage collector, which walks over all that pytest has loaded for a third of a second.
+It does so from a process of its own: in the crowd's it would measure how long the clients keep each other waiting, and
+their garbage collector, which walks over all that pytest has loaded for a third of a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HealthWatch:
         self.took_s = sorted(json.loads(said))
 
     def share_s(self, share: float) -> float:
-        """What this share of the answers took at most."""
+        """The longest that this share of the answers, the fastest ones, took."""
         return self.took_s[int(share * (len(self.took_s) - 1))]
 
     def shown(self) -> str:
@@ -42,7 +42,7 @@ class HealthWatch:
 
 
 def watch(address: str) -> list[float]:
-    """Until something is written to standard input."""
+    """Ask until something is written to standard input → the seconds that each answer took."""
     took_s: list[float] = []
     connection = http.client.HTTPConnection(address, timeout=30)
     while not select.select([sys.stdin], [], [], _EVERY_S)[0]:

@@ -1,4 +1,4 @@
-"""What people who mean harm send: bodies, forms, clips, names, addresses, paths; and what an answer must look like."""
+"""What attackers send: bodies, forms, clips, names, addresses, paths; and what an answer must look like."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clip() -> bytes:
 
 
 def bomb(form: str, subtype: str, minutes: int) -> bytes:
-    """Silence: hours of it in some kilobytes."""
+    """A clip of silence: hours of it in some kilobytes."""
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", 48000, 1, format=form, subtype=subtype) as out:
         for _ in range(minutes):

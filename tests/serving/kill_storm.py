@@ -1,8 +1,8 @@
-"""Kill -9 under load: every process of a server in turn, again and again, and what its clients saw of it.
+"""Kill -9 under load: every process of a server in turn, again and again. What do its clients see of it?
 
     python tests/serving/kill_storm.py FOLDER [--kills 20] [--workers 2]
 
-Each stream is of a known length, so that a short body that ends cleanly would be found. Tests use it with few kills.
+Each stream has a known length, so that a short body that ends cleanly is detected. Tests use this with few kills.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FRAMES = 40
 
 @dataclass
 class Load:
-    """Clients that ask again and again, each for a stream of a length that is known."""
+    """Clients that ask again and again, always for a stream of known length."""
 
     url: str
     clients: int
@@ -54,7 +54,7 @@ class Load:
 
 
 def ask(url: str, expected: int) -> str:
-    """whole, refused (an error response before any sound), broken (cut off after it), unreachable; or short: a lie."""
+    """Return "whole", "refused" before any sound, "broken" off, "unreachable", or "short": but ended cleanly."""
     host = url.removeprefix("http://")
     try:
         connection = http.client.HTTPConnection(host, timeout=60)
@@ -82,7 +82,7 @@ def length_of(url: str) -> int:
 
 
 def children(pid: int) -> dict[str, list[int]]:
-    """The processes of a server, by what they are."""
+    """The processes of a server, by kind."""
     found: dict[str, list[int]] = {"engine": [], "front_end": []}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:
@@ -113,7 +113,7 @@ def wait_until(condition: object, timeout_s: float) -> float:
 
 
 def answers(pid: int, url: str) -> bool:
-    """Whether a front end listens: asked often enough that each one of them is met."""
+    """Whether a front end answers."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5):
             return True
@@ -122,7 +122,7 @@ def answers(pid: int, url: str) -> bool:
 
 
 def kill_one(server: int, kind: str, url: str, workers: int) -> float:
-    """Kill one process of a kind; seconds until all is as before."""
+    """Kill one process of a kind → seconds until everything is as before."""
     victim = children(server)[kind][0]
     os.kill(victim, signal.SIGKILL)
 
@@ -135,7 +135,7 @@ def kill_one(server: int, kind: str, url: str, workers: int) -> float:
 
 
 def front_ends(url: str) -> int:
-    """That are connected to the engine."""
+    """How many front ends are connected to the engine."""
     try:
         with urllib.request.urlopen(f"{url}/v1/engine/stats", timeout=5) as response:
             return int(json.load(response).get("front_ends", 0))
@@ -161,7 +161,7 @@ def main() -> None:
             with Load(url, args.clients, expected) as load:
                 for _ in range(args.kills):
                     heard = load.outcomes["whole"]
-                    wait_until(lambda heard=heard: load.outcomes["whole"] > heard, 60)  # it speaks again
+                    wait_until(lambda heard=heard: load.outcomes["whole"] > heard, 60)  # until it speaks again
                     times.append(kill_one(server.pid, kind, url, args.workers))
             times.sort()
             print(f"{kind}: {args.kills} kills, back after {times[len(times) // 2]:.2f} s, at most {times[-1]:.2f} s")

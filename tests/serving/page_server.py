@@ -1,4 +1,4 @@
-"""A server with our page and a voice that comes as the test says: in which pieces, and when."""
+"""A server with our page and a voice whose sound comes as the test says: in which pieces, and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonant.audio.pcm import pcm16
 from sonant.serving.page.routes import page_routes
 
 RATE_HZ = 24_000
-SEED = "9007199254740999"  # not a number of JavaScript's
+SEED = "9007199254740999"  # too large for a number of JavaScript's
 ENGINE = {"model": "slow", "device": "cpu", "languages": ["auto", "english"], "instructs": False, "clones": False}
 ENGINE |= {"uploads": None, "max_text_chars": 1000, "sample_rate": RATE_HZ, "speaks_without_voice": True}
 VOICES = [{"id": "a", "name": "a", "kind": "own"}, {"id": "b", "name": "b", "kind": "own"}]
@@ -29,7 +29,7 @@ RECENT |= {"step_s": None, "step_phases_s": {}, "batch_rows": None, "steps_per_s
 GPU = {"memory_used_bytes": 40 << 30, "memory_total_bytes": 140 << 30, "utilisation_ratio": 0.5}
 GPU |= {"power_watts": 300, "temperature_celsius": 50}
 
-Script = Sequence[bytes | float | Exception]  # a piece, a pause in seconds, or how it breaks off
+Script = Sequence[bytes | float | Exception]  # a piece, a pause in seconds, or the error that breaks it off
 
 
 def tone(length_s: float) -> bytes:
@@ -39,11 +39,11 @@ def tone(length_s: float) -> bytes:
 @dataclass
 class PageServer:
     port: int = 0
-    script: Script = ()  # of every request from now on
-    bodies: list[dict[str, Any]] = field(default_factory=list)  # of the requests for speech so far
+    script: Script = ()  # for every request from now on
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # the requests for speech so far
     speaking: int = 0  # requests that have not ended
-    missing: str = ""  # a path that nothing comes of
-    trouble: str = "as asked"  # and why
+    missing: str = ""  # a path that is refused
+    trouble: str = "as asked"  # the reason that is given for it
 
     def url(self, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}"

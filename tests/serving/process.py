@@ -69,7 +69,7 @@ def _is_ready(url: str) -> bool:
 
 
 def resident_mib(process: subprocess.Popen[str] | None = None) -> float:
-    """Of this process, unless another is given."""
+    """Resident MiB of a process; None: of this one."""
     pages = int(Path(f"/proc/{process.pid if process else 'self'}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

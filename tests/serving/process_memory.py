@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 _LEAST_SAMPLES = 6
-_SHARE = 5  # a fifth of the samples at each end is what is compared: one moment's scratch memory is no growth
+_SHARE = 5  # a fifth of the samples at each end is compared, so that a moment's scratch memory is no growth
 
 
 class MemoryRecord:
@@ -30,7 +30,7 @@ class MemoryRecord:
         return f"{sum(resident for resident, _ in looked.values()):.1f} MiB: {each}"
 
     def show(self) -> float | None:
-        """A line for each process and one for all → how much all have grown, as a share; None: too few samples."""
+        """Print a line for each process and one for all → the share by which all have grown; None: too few samples."""
         print(f"{'MiB':<16}{'at first':>10}{'at last':>10}{'':>9}{'MiB/h':>9}   own pages: first, last, MiB/h")
         growth = None
         for name, samples in [*self._samples.items(), ("all", self._together())]:
@@ -52,7 +52,7 @@ class MemoryRecord:
         return [(at_s, *values) for at_s, values in sorted(at.items())]
 
     def _look(self) -> dict[str, tuple[float, float]]:
-        """Resident and anonymous MiB by process: the launcher's, and its children's."""
+        """Resident and anonymous MiB of each process: the launcher and its children."""
         found: dict[str, tuple[float, float]] = {}
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         for pid in [str(self.pid), *children]:
@@ -74,7 +74,7 @@ def _mib(what: str, rollup: str) -> float:
 
 
 def _trend(at_s: np.ndarray, mib: np.ndarray) -> tuple[float, float, float]:
-    """Medians of the first and the last fifth, and the slope of a line through all, an hour."""
+    """Medians of the first and the last fifth, and the slope per hour of a line through all."""
     part = max(3, len(mib) // _SHARE)
     slope = float(np.polyfit(at_s / 3600, mib, 1)[0])
     return float(np.median(mib[:part])), float(np.median(mib[-part:])), slope

@@ -1,6 +1,7 @@
 """A process that serves one POST /v1/audio/speech and prints which files of Sonant it passed through, in order.
 
-Of a streamed pcm request, from the accepted socket to the first byte of sound, after others have warmed the server up.
+The request is for streamed pcm, and traced from the accepted socket to the first byte of sound, after other requests
+have warmed the server up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.processes.one_process import one_process
 
 ROOT = str(Path(sonant.__file__).parent) + "/"
-BACKGROUND = ("serving/server.py", "serving/idle_memory.py")  # the server's clock, whatever is asked of it
+BACKGROUND = ("serving/server.py", "serving/idle_memory.py")  # run by the server's clock, whatever is asked of it
 
 
 class Tracer:
@@ -63,11 +64,11 @@ def main(folder: Path) -> None:
     port = server.servers[0].sockets[0].getsockname()[1]
     for _ in range(2):
         ask(port, tracer)
-    time.sleep(0.3)  # what the others leave behind is done
+    time.sleep(0.3)  # until all that the other requests left to do is done
     tracer.on = True
     ask(port, tracer)
     print("\n".join(file for file in tracer.files if file not in BACKGROUND), flush=True)
-    os._exit(0)  # without a shutdown, which is not what is asked here
+    os._exit(0)  # a shutdown would be of no use here
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def same_sound(one: bytes, other: bytes) -> bool:
-    """But for rounding, which follows the chunks' sizes, and they the clock."""
+    """Whether they are equal but for rounding, which depends on the sizes of chunks, and these on timing."""
     if len(one) != len(other) or not one:
         return False
     samples = [np.frombuffer(content, "<i2").astype(np.int32) for content in (one, other)]

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from serving.conftest import Served
 
 CONFIG = {"voice": "alloy", "seed": 5, "response_format": "pcm"}
-SIX = {"budget_s": 6 * 0.04, "budget_s_per_token": 1e-12}  # an engine's: so many of the toy's frames of each piece
+SIX = {"budget_s": 6 * 0.04, "budget_s_per_token": 1e-12}  # an engine's options: six of the toy's frames for each piece
 
 
 class Client:
@@ -36,7 +36,7 @@ class Client:
         return heard
 
     def closed(self, timeout_s: float = 20) -> int:
-        """Read to the end; the close code."""
+        """Read to the end → the close code."""
         try:
             while True:
                 self.hear(timeout_s)

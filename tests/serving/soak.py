@@ -1,18 +1,19 @@
-"""A server under a steady load for a long time, with all that clients do: is it as it was, and was anybody let down?
+"""A server under a steady load for a long time, with all that clients do: does it stay as it was, and serve everybody?
 
     python tests/serving/soak.py [FOLDER] --minutes 60 --listeners 2 [--workers 2] [--device cuda] [--voices DIR]
     python tests/serving/soak.py FOLDER --minutes 5 --listeners 1500 --clients 6 --frames 125 --workers 6 --device cuda
 
-So many listen at once and play what they get as it comes: few of them one after the other in as many places, many at
-random times. Meanwhile some hang up in the middle, some read slowly, some ask for what is wrong, and voices are
-uploaded, spoken with and deleted where the model clones. Before memory counts, all that a server keeps for later is
-filled: the cache of prompts, which has its full size from the start but no pages yet, the clips it remembers, and what
-a full house works in.
+`--listeners` clients listen at once and play sound as it comes: few of them each ask again when they have heard one to
+its end, many come at random times. Meanwhile some hang up midway, some read slowly, some send requests that are wrong,
+and if the model clones, voices are uploaded, spoken with and deleted. Before memory counts, everything that a server
+keeps for later is filled: the cache of prompts, which has its full size from the start but no pages yet, the clips that
+it remembers, and the working memory of a full server.
 
-Printed every minute: memory by process. At the end, for each process: how much it has at the beginning and the end of
-what counts, and the slope of a line through all of it; then who was heard whole, without a gap, broken off, refused,
-and how late the clients' own clock was, which is in every gap: hundreds of listeners need several `--clients`, which
-are processes. The exit code is 0 if nothing was lost, nobody had a gap, and memory of all together is flat within 2 %.
+Every minute it prints the memory of each process. At the end, for each process: its memory at the beginning and the end
+of what counts, and the slope of a line through all samples; then how many were heard whole, without a gap, broken off,
+refused, and how late the clients' own timers were, which is part of every gap: hundreds of listeners need several
+`--clients`, which are processes. The exit code is 0 if nothing was lost, nobody had a gap, and the memory of all
+together is flat within 2 %.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ import numpy as np
 from process_memory import MemoryRecord
 from soak_clients import LENGTHS, Crowd, Told, connected, text
 
-WARM_SHARE, WARM_MINUTES = 0.1, 1.0  # of all the time, and at least, before memory counts as what it is to stay
+WARM_SHARE, WARM_MINUTES = 0.1, 1.0  # warm-up before memory counts: a share of all the time, and at least
 SAMPLE_S = 10.0
 REMEMBERED = 80  # clips, a few more than an engine remembers
 PROMPTS = 1200  # at least: a CPU's cache has 1,024 blocks, of which a prompt may write just one anew
-HOUSE, HOUSES = 10, 6  # requests at once, more than a CPU has rows; and how often
+HOUSE, HOUSES = 10, 6  # requests at once, more than a CPU has rows; and how many rounds
 LOST = ("broken", "status", "upload 4", "upload 5", "delete 4", "delete 5")
 
 
 async def fill(crowd: Crowd, memory: MemoryRecord) -> None:
-    """What is kept for later, until it takes no more memory, and what a full house works in."""
+    """Fill what is kept for later until it takes no more memory, and the working memory of a full server."""
     async with connected() as session:
-        if crowd.uploads:  # one that clones has no voice of its own
+        if crowd.uploads:  # a model that clones has no voices of its own
             crowd.voice = await crowd.upload(session) or crowd.voice
         crowd.sound_s = float(np.mean([await crowd.ask(session, text(words)) for words in LENGTHS]))
         for _ in range(REMEMBERED if crowd.uploads else 0):
@@ -55,7 +56,7 @@ async def fill(crowd: Crowd, memory: MemoryRecord) -> None:
         for _ in range(HOUSES):
             house = asyncio.gather(*(crowd.ask(session, text(20), stream=n % 2 == 0) for n in range(HOUSE)))
             while crowd.uploads and not house.done():
-                await crowd.come_and_go(session, frames=2)  # what encodes works beside what speaks, at its fullest
+                await crowd.come_and_go(session, frames=2)  # so that clips are encoded while as many speak as can
             await house
         before, asked = 0.0, 0
         while (now := memory.total_mib()) > 1.002 * before or asked < PROMPTS:
@@ -68,13 +69,13 @@ async def fill(crowd: Crowd, memory: MemoryRecord) -> None:
 
 
 def client(number: int, crowd: Crowd, minutes: float, news: Any) -> None:
-    """A process of listeners, which tells what they meet."""
+    """Run a process of listeners, which reports what they meet."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(crowd.stay(minutes, lambda told: news.put((number, told))))
 
 
 def soak(crowd: Crowd, clients: int, minutes: float, memory: MemoryRecord) -> Told:
-    """The crowd in so many processes, while memory is watched → what all of them met."""
+    """Run the crowd in `clients` processes while memory is watched → what all of them met."""
     context = multiprocessing.get_context("spawn")
     news: Any = context.Queue()
     parts = [
@@ -127,7 +128,7 @@ def verdict(told: Told, memory: MemoryRecord) -> int:
 
 
 async def sample_rate(url: str) -> int:
-    """Once the server is ready."""
+    """Wait until the server is ready → the sample rate of its model."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):

@@ -1,6 +1,6 @@
 """All that clients do to a server in a soak, and what became of them.
 
-Most listen, some leave, read slowly, ask for what is wrong, or bring a voice of their own.
+Most listen; some leave, read slowly, send a request that is wrong, or bring a voice of their own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 import soundfile
 
 WORDS = "a bright cold day in april and the clocks were striking thirteen while old trees gave shade to quick foxes"
-LENGTHS = (6, 20, 45)  # of texts, in words
-FEW = 16  # listeners, who come one after the other: random times would be idle at one moment and too much at the next
+LENGTHS = (6, 20, 45)  # words of a text
+FEW = 16  # fewer listeners than this ask one after the other: at random times they would be none now, and too many next
 UPLOAD_EVERY_S = 10.0
-KEPT_S = 2.0  # by a player
+KEPT_S = 2.0  # seconds of sound that a player buffers
 MANNERS = {"listens": 80, "leaves": 10, "slow": 5, "wrong": 5}
 TELL_S = 5.0
 
@@ -35,7 +35,7 @@ class Told:
     outcomes: Counter[str] = field(default_factory=Counter)
     gaps_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)  # by how much their own clock was
+    late_s: list[float] = field(default_factory=list)  # by how much their own timers were late
 
     def __add__(self, other: Told) -> Told:
         return Told(
@@ -48,8 +48,8 @@ class Told:
 
 @dataclass
 class Crowd:
-    """So many who listen at once, on average, to sounds of so many seconds; few of them one after the other in as many
-    places, many at random times."""
+    """Clients of which `listeners` listen at once, on average, to `sound_s` seconds of sound each; few of them each ask
+    again when they have heard one, many come at random times."""
 
     url: str
     rate: int
@@ -61,7 +61,7 @@ class Crowd:
     told: Told = field(default_factory=Told)
 
     async def stay(self, minutes: float, tell: Callable[[Told], None]) -> None:
-        """… for so long; `tell` is given a copy of what there is, every few seconds and at the end."""
+        """Listen for so long; `tell` is given a copy of what was met so far, every few seconds and at the end."""
         end_s = time.monotonic() + 60 * minutes
         arrivals = self._one_after_the_other if self.listeners < FEW else self._at_random
         async with connected() as session:
@@ -70,7 +70,7 @@ class Crowd:
         tell(self.told + Told())
 
     async def listen(self, session: aiohttp.ClientSession, manner: str, voice: str | None = None) -> None:
-        """One listener, who hears it in real time; a slow one reads at half that pace."""
+        """Be one listener, who hears sound in real time; a slow one reads at half that pace."""
         began_s, heard_s, first_s, gap_s = time.monotonic(), 0.0, 0.0, 0.0
         body = {"input": text(), "response_format": "pcm", "voice": voice or self.voice, **self.limits}
         outcomes = self.told.outcomes
@@ -114,7 +114,7 @@ class Crowd:
             return str((await response.json())["id"]) if response.status == 200 else None
 
     async def come_and_go(self, session: aiohttp.ClientSession, frames: int | None = None) -> None:
-        """A voice that is uploaded, spoken with once, to a listener or for so many frames, and deleted."""
+        """Upload a voice, speak with it once, to a listener or for so many frames, and delete it."""
         voice = await self.upload(session)
         if voice is None:
             return
@@ -126,7 +126,7 @@ class Crowd:
             self.told.outcomes[f"delete {deleted.status}"] += 1
 
     async def ask(self, session: aiohttp.ClientSession, said: str, **fields: Any) -> float:
-        """Nobody listens → seconds of sound."""
+        """Read the sound as fast as it comes → its seconds."""
         body = {"input": said, "response_format": "pcm", "voice": self.voice, **self.limits, **fields}
         async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
             response.raise_for_status()
@@ -155,7 +155,7 @@ class Crowd:
             await asyncio.gather(self.come_and_go(session), asyncio.sleep(UPLOAD_EVERY_S))
 
     async def _keep_time(self, end_s: float, tell: Callable[[Told], None]) -> None:
-        """How late this process is woken is how late its listeners may be."""
+        """Record how late this process is woken, since its listeners may be as late."""
         told_s = time.monotonic()
         while (now_s := time.monotonic()) < end_s:
             if now_s - told_s >= TELL_S:
@@ -174,7 +174,7 @@ async def connected() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def text(words: int | None = None) -> str:
-    """Of a few words to three sentences, and hardly ever the same."""
+    """A text of so many words, by default a few or up to 45, and hardly ever the same."""
     count = words or random.choice(LENGTHS)
     return " ".join(random.choices(WORDS.split(), k=count)).capitalize() + "."
 

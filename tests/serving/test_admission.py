@@ -1,4 +1,4 @@
-"""Whom the server takes: those who will be heard in time, and nobody's crowd before everybody else."""
+"""Admission: the server takes requests that will be heard in time, and no client's crowd before all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def admission(**options: Any) -> Admission:
 
 
 def admitted(gate: Admission, client: str, stats: EngineStats, count: int, max_waiting: int = 1024) -> list[Ticket]:
-    """As many of so many requests of a client at the same moment as are taken."""
+    """Ask for `count` requests of a client at the same moment → the tickets of those that are taken."""
     tickets = []
     for _ in range(count):
         try:
@@ -48,7 +48,7 @@ def test_a_batch_larger_than_a_minutes_requests_is_told_when_it_will_be_taken() 
     with pytest.raises(Refused) as refused:
         rate.take("a", 0.0, 32)
     assert refused.value.retry_s == pytest.approx(30)
-    rate.take("a", refused.value.retry_s, 32)  # all ten that there can be, and it owes the rest
+    rate.take("a", refused.value.retry_s, 32)  # more than the ten there can be, so the client owes the rest
     with pytest.raises(Refused) as refused:
         rate.take("a", 30.0)
     assert refused.value.retry_s == pytest.approx(23 * 6)
@@ -60,7 +60,7 @@ def test_first_sound_is_predicted_from_rows_the_queue_and_what_is_on_its_way() -
     assert FULL.first_sound_s() == START_S + TURN_S / ROWS
     assert replace(FULL, lendable_rows=1).first_sound_s() == START_S
     assert replace(FULL, in_need=7).first_sound_s(8) == START_S + 16 * TURN_S / ROWS
-    assert replace(FULL, waiting=50).first_sound_s() == FULL.first_sound_s()  # files: newcomers go before them
+    assert replace(FULL, waiting=50).first_sound_s() == FULL.first_sound_s()  # of files, which newcomers overtake
 
 
 def test_without_blocks_first_sound_waits_for_an_end() -> None:
@@ -89,7 +89,7 @@ def test_fifty_at_the_same_moment_are_taken_as_far_as_they_will_be_heard_in_time
 
 
 def test_those_who_come_one_after_the_other_in_time_are_all_taken() -> None:
-    """Two hundred milliseconds apart, where a row is free again after two seconds: there is one for each."""
+    """They come 200 ms apart, and each row is free again after two seconds, so there is one for each."""
     gate = admission()
     for n in range(50):
         held = min(n, ROWS)
@@ -166,7 +166,7 @@ def test_who_waits_past_the_promise_gets_429_and_a_time(serve: Serve) -> None:
         file.start()
         wait_for(lambda: engine.stats().waiting == 1)
         time.sleep(0.9)
-        assert file.is_alive()  # no promise was made to it
+        assert file.is_alive()  # a file has no promise of a first sound
     file.join(20)
     assert [a.status_code for a in answers] == [429, 429, 429, 200]
     for answer in answers[:3]:
@@ -177,7 +177,7 @@ def test_who_waits_past_the_promise_gets_429_and_a_time(serve: Serve) -> None:
 
 
 def test_a_newcomer_is_heard_while_long_texts_have_every_row(serve: Serve) -> None:
-    """The texts are far longer than anybody would wait: before rows were lent, there was no byte for minutes."""
+    """The texts take far longer than anybody would wait: before rows were lent, no byte came for minutes."""
     served = serve("endless toy", engine={"max_rows": 2, "segment_chars": 100})
     long = {**BODY, "input": "The world is large and so is this text. " * 490, "max_frames": None}
     done = threading.Event()
@@ -194,7 +194,7 @@ def test_a_newcomer_is_heard_while_long_texts_have_every_row(serve: Serve) -> No
         wait_for(lambda: served.supervisor.engine.stats().free_rows == 0)
         for _ in range(3):
             assert _first_byte_s(served) < 3
-        wait_for(lambda: _in_engine(served) >= 2)  # who held the rows still speaks, but for a moment between two parts
+        wait_for(lambda: _in_engine(served) >= 2)  # the long texts go on, but for moments between parts
     finally:
         done.set()
         holders.join(20)

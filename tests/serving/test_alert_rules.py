@@ -1,4 +1,4 @@
-"""The alert rules are rules, ask only for what /metrics has, and come when they should."""
+"""The alert rules are valid, ask only for what /metrics has, and fire when they should."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ yaml = pytest.importorskip("yaml")
 
 RULES = files("sonant.serving.observability").joinpath("alerts/sonant.yml")
 ROOT = Path(__file__).parents[2]
-SUBJECTS = {  # what there must be a rule for, and a word of it
+SUBJECTS = {  # subjects that need a rule, and a metric that it must name
     "paging": "sonant_weights_wait_seconds_total",
     "underruns": "sonant_underruns_total",
     "first sound": "sonant_ttfp_seconds_bucket",

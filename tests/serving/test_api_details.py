@@ -1,4 +1,4 @@
-"""Small things that stock clients send and ask for, and what is said of a body that is wrong."""
+"""Small things that stock clients send and ask for, and the errors for bodies that are wrong."""
 
 from __future__ import annotations
 

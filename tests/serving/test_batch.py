@@ -128,5 +128,5 @@ def test_a_batch_counts_as_many_requests_as_it_has_items(serve: Serve) -> None:
     refused = post(served, [{"input": "hello"}] * 3, **SHARED)
     assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limited"
     assert 0 < int(refused.headers["retry-after"]) <= 60
-    assert served.post(**SHARED, input="hello").status_code == 200  # the one that is left
+    assert served.post(**SHARED, input="hello").status_code == 200  # the one request that is left this minute
     assert served.post(**SHARED, input="hello").status_code == 429

@@ -1,4 +1,4 @@
-"""Bodies that do not come to their end: what they hold is bounded, given back, and in nobody else's way."""
+"""Request bodies that never end: their memory is bounded, given back, and does not hinder other clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def begun(served: Served, sent: bytes) -> Iterator[socket.socket]:
 
 
 def status(sock: socket.socket) -> tuple[int, str]:
-    """Of an error, with its code."""
+    """The status of an error response, and its code."""
     answer = b""
     while b"}}" not in answer:
         piece = sock.recv(1 << 16)
@@ -55,7 +55,7 @@ def served(serve_once: Serve) -> Served:
 
 
 def test_what_stalls_is_bounded_and_texts_are_spoken_meanwhile(served: Served) -> None:
-    """Forty megabytes of promises, of which four are kept: half of the budget is one address's."""
+    """Bodies of forty megabytes are announced, and four are held: one address may have half of the budget."""
     budget = served.server.service.bodies
     before_mib = resident_mib()
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def test_the_body_of_a_refused_request_is_not_read(serve: Serve, expect: str) ->
         resources.enter_context(engine.stream("hello the world", seed=1, max_frames=3000))
         wait_for(lambda: engine.stats().running == 1)
         resources.enter_context(engine.stream("hello the world", seed=2, max_frames=3000))
-        with begun(served, head(MIB, more=expect)) as sock:  # and not a byte of it
+        with begun(served, head(MIB, more=expect)) as sock:  # the head, and not a byte of the body
             assert status(sock) == (429, "overloaded")
             if expect:
                 assert sock.recv(100) == b"", "the next request would be taken for the body"
@@ -144,7 +144,7 @@ def test_the_budget_is_shared_and_forgets_whom_it_owes_nothing() -> None:
     budget.give_back("b", 50)
     budget.give_back("a", 50)
     assert budget.held_bytes == 0 and not budget._by_client
-    budget.take("a", 1000)  # a single body is bounded by its own option
+    budget.take("a", 1000)  # a single body is bounded by an option of its own
 
 
 def test_a_small_body_needs_no_budget_and_asks_nobody() -> None:
@@ -160,7 +160,7 @@ def test_a_small_body_needs_no_budget_and_asks_nobody() -> None:
 
 
 def test_what_came_of_a_body_is_let_go_with_it() -> None:
-    """An error holds on to the frames that it went through, and so to all that had been read."""
+    """An error's traceback keeps the frames that it passed through, and so could keep all that had been read."""
     chunk = bytes(1000)
     arriving = [{"type": "http.request", "body": body, "more_body": True} for body in (chunk, b"the last")]
     arriving.append({"type": "http.disconnect"})
@@ -171,4 +171,4 @@ def test_what_came_of_a_body_is_let_go_with_it() -> None:
     held = sys.getrefcount(chunk)
     with pytest.raises(ClientDisconnect) as kept:
         asyncio.run(JsonRequest({"type": "http", "headers": []}, receive).json())
-    assert kept.value.__traceback__ is not None and sys.getrefcount(chunk) == held - 1  # the message's was one
+    assert kept.value.__traceback__ is not None and sys.getrefcount(chunk) == held - 1  # one was the message's own

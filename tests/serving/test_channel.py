@@ -1,4 +1,4 @@
-"""What comes over the channel can hurt only who sent it: garbage, half a message, too much, and what cannot be."""
+"""What comes over the channel harms only its sender: garbage, half a message, too much, and impossible values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_front_end_held_is_free_when_it_is_gone(port: EnginePort) -> None
     wait_for(lambda: not port.peers)
     front_end = FrontEnd(port)
     front_end.greet()
-    for n in range(6):  # two of them wait
+    for n in range(6):  # two more than there are rows, so two wait
         front_end.send(m.Admit(100 + n, "address:x", "session", 1))
         assert front_end.read() == m.Done(100 + n)
         front_end.send(speak(port, n, frames=900))
@@ -108,7 +108,7 @@ def test_who_does_not_read_is_cut_off(port: EnginePort, monkeypatch: pytest.Monk
 
 
 def test_a_request_is_spoken_only_in_a_place_that_was_given(port: EnginePort) -> None:
-    """It may come right behind the question for one, and a front end need not wait for the answer."""
+    """A request may follow right behind the question for a place: a front end need not wait for the answer."""
     most, steps = port.admission.options.ws_max_sessions, port.engine.stats().steps
     front_end = FrontEnd(port)
     front_end.greet()

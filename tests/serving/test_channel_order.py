@@ -25,7 +25,7 @@ from toy_family.prompter import ToyPrompter
 
 
 def test_what_was_made_leaves_before_what_comes_is_taken_in(port: EnginePort, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two messages that came together, the second waits for a sound that was made meanwhile."""
+    """Of two messages that came together, the second is handled only after a sound made meanwhile has left."""
     wait_for(lambda: not port.peers)
     front_end = FrontEnd(port)
     front_end.greet()
@@ -55,7 +55,7 @@ def test_a_first_sound_leaves_from_the_step_thread_while_the_channels_is_busy(po
     port._flush_soon(True)
     assert not peer.unsent and front_end.read().sounds[0].id == 5
     peer.leave(m.Sound(6, b"\0\0", 1, None, 0.0))
-    peer.leave(m.End(6, "stop"))  # which the channel's thread must see
+    peer.leave(m.End(6, "stop"))  # an end, which must go through the channel's thread
     began_s = time.monotonic()
     port._flush_soon(True)
     assert time.monotonic() - began_s < 5, "it waits for ever"
@@ -71,7 +71,7 @@ def test_an_end_is_on_its_way_before_the_next_step_unless_that_takes_long(port: 
     front_end = FrontEnd(port)
     front_end.greet()
     (peer,) = port.peers
-    for _ in range(20):  # a busy machine may be late for once
+    for _ in range(20):  # a busy machine may be late now and then
         peer.leave(m.End(5, "stop"))
         port._flush_soon(True)
         left = len(peer.unsent)
@@ -83,7 +83,7 @@ def test_an_end_is_on_its_way_before_the_next_step_unless_that_takes_long(port: 
 
 
 def test_what_two_threads_send_arrives_whole_and_in_order_at_a_slow_reader(port: EnginePort) -> None:
-    """More than the socket takes, so that what one thread began the other must end."""
+    """It is more than the socket takes, so that one thread must finish what the other began to send."""
     wait_for(lambda: not port.peers)
     front_end = FrontEnd(port)
     front_end.greet()
@@ -113,7 +113,7 @@ def test_what_two_threads_send_arrives_whole_and_in_order_at_a_slow_reader(port:
 
 
 def test_a_front_end_that_goes_while_it_is_told_harms_nobody(port: EnginePort) -> None:
-    """The step thread writes to it meanwhile."""
+    """It hangs up while the step thread writes to it."""
     for _ in range(5):
         wait_for(lambda: not port.peers)
         front_end = FrontEnd(port)
@@ -129,7 +129,7 @@ def test_a_front_end_that_goes_while_it_is_told_harms_nobody(port: EnginePort) -
 
 
 class Wire(asyncio.Transport):
-    """Remembers what was written."""
+    """A transport that records what was written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Unheard:
 
 
 def test_a_stream_that_is_dropped_while_a_message_is_written_is_aborted_after_it() -> None:
-    """The collector may find it there, and the lock of the channel is not to be had twice."""
+    """The garbage collector may drop it there, and the channel's lock cannot be taken twice."""
 
     class Dropping(Wire):
         def write(self, data: bytes | bytearray | memoryview) -> None:

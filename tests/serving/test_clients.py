@@ -1,6 +1,6 @@
-"""Programs that others wrote, unchanged but for the address.
+"""Clients that others wrote, unchanged but for the address.
 
-Those that are too heavy to install with the tests are found where SONANT_CLIENTS names interpreters that have them:
+Those that are too heavy to install with the tests run if SONANT_CLIENTS names interpreters that have them:
 SONANT_CLIENTS=/opt/pipecat/bin/python:/opt/livekit/bin/python:/opt/openai2/bin/python make test
 """
 
@@ -41,7 +41,7 @@ def installed(python: str, package: str) -> str | None:
 
 
 def interpreter(package: str, major: str = "") -> str:
-    """One that has the package, in that major version if any is given; else the test is skipped."""
+    """Return an interpreter that has the package, of that major version if one is given, or skip the test."""
     named = [python for python in os.environ.get("SONANT_CLIENTS", "").split(os.pathsep) if python]
     for python in (sys.executable, *named):
         if (found := installed(python, package)) and found.startswith(major):
@@ -66,7 +66,7 @@ class Address:
 def served(
     request: pytest.FixtureRequest, serve_once: Serve, checkpoints: Mapping[str, Path], tmp_path_factory: Any
 ) -> Iterator[Served | Address]:
-    """Stock clients cannot say `max_frames`, and this model does not stop by itself: the budget is what they get."""
+    """Stock clients cannot send `max_frames`, and this model never stops by itself: the budget sets its length."""
     budget = {"budget_s": 0.08 * (FRAMES - 1), "budget_s_per_token": 1e-4}  # rounded up to whole frames
     if request.param == "one process":
         yield serve_once("endless", engine=budget, api_keys=("the key",))
@@ -100,7 +100,7 @@ def test_livekits_tts_in_every_format(served: Served) -> None:
     got = run(interpreter("livekit-plugins-openai"), "livekit_agent.py", served.url)
     for way in ("default", "tts-1", "opus", "aac", "flac", "wav", "pcm"):
         assert got[way]["rate"] == 24000, way
-        assert got[way]["seconds"] == pytest.approx(FRAMES * 0.08, abs=0.1), way  # coders add a frame of silence
+        assert got[way]["seconds"] == pytest.approx(FRAMES * 0.08, abs=0.1), way  # encoders add a frame of silence
 
 
 def test_pipecats_tts_service(served: Served) -> None:
@@ -110,7 +110,7 @@ def test_pipecats_tts_service(served: Served) -> None:
 
 
 def test_open_webui(served: Served) -> None:
-    """Its server lists models and voices, posts what it is told to with aiohttp, and reads the body to its end."""
+    """Do as its server does: list models and voices, post what it was given with aiohttp, and read the whole body."""
 
     async def speak() -> tuple[dict[str, Any], dict[str, Any], str, bytes]:
         async with aiohttp.ClientSession(trust_env=True, headers=KEY) as session:
@@ -148,7 +148,7 @@ def test_curl_without_a_content_type_is_told_to_send_one(served: Served) -> None
 
 
 def test_a_streamed_wav_is_read_by_what_reads_files(served: Served) -> None:
-    """Its header cannot tell a length; libsndfile and libav must not mind."""
+    """Its header cannot state a length; libsndfile and libav must not mind."""
     body = {"input": "hello the world", "response_format": "wav"}
     data = httpx.post(f"{served.url}/v1/audio/speech", json=body, headers=KEY, timeout=60).content
     samples = np.frombuffer(data[44:], "<i2")

@@ -1,4 +1,4 @@
-"""Many clips at once: the same is encoded once, others wait in a short line, and nobody who wants no clip feels it."""
+"""Many clips at once: the same one is encoded once, others wait in a short queue, and requests without clips do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clip(number: int) -> str:
 
 @pytest.fixture
 def slow(serve: Serve) -> tuple[Served, list[str]]:
-    """A server whose model takes its time to encode a clip, and what it was given."""
+    """A server whose model is slow to encode a clip, and the clips that it was given."""
     served, encoded = serve("toy"), list[str]()
     encode = served.supervisor.engine.model.encode_voice
 
@@ -58,7 +58,7 @@ def test_the_same_clip_for_many_at_once_is_encoded_once(slow: tuple[Served, list
         answers = list(pool.map(lambda _: speak(served, same), range(8)))
     assert {answer.status_code for answer in answers} == {200} and len(encoded) == 1
     assert len({answer.content[:64] for answer in answers}) >= 1 and speak(served, same).status_code == 200
-    assert len(encoded) == 1  # it is remembered
+    assert len(encoded) == 1  # its voice is remembered
 
 
 def test_a_crowd_with_clips_is_bounded_and_holds_nobody_up(slow: tuple[Served, list[str]]) -> None:
@@ -106,7 +106,7 @@ def test_a_clip_whose_encoding_fails_while_another_request_reads_it_is_encoded_a
 
 
 async def _fail_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second request finds the voice in the making; by the time that it would wait for it, it is gone."""
+    """The second request finds that the voice is being made; by the time that it would wait for it, it is gone."""
     clips, engine, loop, read = Clips((), lambda refused: None), FailingOnce(), asyncio.get_running_loop(), Clips._read
 
     def slow_read(self: Clips, *given: Any) -> tuple[str, Samples | None]:

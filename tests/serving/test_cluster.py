@@ -1,4 +1,4 @@
-"""Replicas on a real Ray: the whole API through its proxy, stock clients, one voice store, and what is killed.
+"""Replicas on a real Ray: the whole API through its proxy, stock clients, one voice store, and killed processes.
 
 `cluster_storm.py` does the same with a hundred clients, again and again.
 """
@@ -40,7 +40,7 @@ SOUND_BYTES = FRAMES * 2 * 1920
 
 @pytest.fixture(scope="module")
 def setup(checkpoints: Mapping[str, Path]) -> ReplicaSetup:
-    """Stock clients cannot say `max_frames`, and this model does not stop by itself: the budget is what they get."""
+    """Stock clients cannot send `max_frames`, and this model never stops by itself: the budget sets its length."""
     serving = ServeOptions(
         port=8771, log_level="warning", drain_s=20.0, api_keys=("the key",), other_models=("large=/models/large",)
     )
@@ -79,7 +79,7 @@ def test_the_whole_api_goes_through(client: httpx.Client, pair: Cluster) -> None
 
 
 def test_sound_is_passed_on_as_it_is_made(client: httpx.Client) -> None:
-    """Not gathered by anybody on the way: the first frame is there before the last one is made."""
+    """Nothing on the way gathers it: the first frame arrives before the last one is made."""
     body = {**BODY, "max_frames": 200, "input": "hello the world " * 20}
     times = []
     with client.stream("POST", "/v1/audio/speech", json=body) as answer:

@@ -1,4 +1,4 @@
-"""What is around a replica's app: uvicorn's server as Ray makes it, and HAProxy as Ray is told to set it up."""
+"""What surrounds a replica's app: uvicorn's server as Ray makes it, and HAProxy as Ray is told to configure it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sonant.serving.options import ServeOptions
 
 @contextmanager
 def served(app: Any, options: ServeOptions) -> Iterator[int]:
-    """On a port, by a server that Ray makes in these words, with none of our options."""
+    """Serve on a port with a server made in Ray's own words, with none of our options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http, "AutoHTTPProtocol", http.AutoHTTPProtocol)
         patch.setattr(sockets, "AutoWebSocketsProtocol", sockets.AutoWebSocketsProtocol)
         use_own_connections(options)
         config = uvicorn.Config(lambda: app, factory=True, port=0, lifespan="off", access_log=False, log_config=None)
-        config.ws_ping_timeout = 0.1  # a clock that runs faster
+        config.ws_ping_timeout = 0.1  # shorter than the default, for a fast test
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -53,7 +53,7 @@ def test_a_replicas_sockets_have_our_limits_and_pings() -> None:
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
             heard.append(message["text"])
-            await asyncio.sleep(0.5)  # It is held back: its answers to pings are not read.
+            await asyncio.sleep(0.5)  # Meanwhile the client is held back: its pongs are not read.
             await send({"type": "websocket.send", "text": "on with it"})
 
     options = ServeOptions(ws_max_message_bytes=1000, unread_s=0.1)
@@ -114,7 +114,7 @@ listen all
             for _ in range(25):
                 assert client.recv(4800)
                 time.sleep(0.1)
-            heard = 0  # What was on its way when it was cut off would be heard too: some 4 MB.
+            heard = 0  # If cut off by now, it would still get what was on its way: some 4 MB.
             while heard < 8 << 20:
                 piece = client.recv(1 << 16)
                 assert piece, f"cut off after {heard} more bytes"
@@ -139,7 +139,7 @@ def speak_on(replica: socket.socket) -> None:
 
 
 def reached(port: int) -> socket.socket:
-    """With a small buffer: the kernel of a client says that there is room again when much of it is."""
+    """Connect with a small buffer, since a client's kernel reports free room only when much of the buffer is free."""
     deadline_s = time.monotonic() + 10
     while True:
         client = socket.socket()

@@ -1,4 +1,4 @@
-"""What makes replicas of servers, without Ray: options, what scales them, their metrics as one page, their edge."""
+"""What makes replicas of servers, without Ray: options, scaling, their metrics on one page, their edge."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_none_is_taken_away_whose_listeners_the_others_could_not_take() -> None:
 
 
 def test_many_requests_that_lend_their_rows_are_no_reason() -> None:
-    """Long texts, far ahead of their listeners: everybody who comes is heard at once."""
+    """Their texts are long and far ahead of their listeners, so whoever comes is heard at once."""
     lending = replace(IDLE, running=8, free_rows=0, lendable_rows=8, parked=20, free_blocks=70)
     assert wanted(2, [told(lending)] * 2) <= 2
 
@@ -200,7 +200,7 @@ def test_metrics_of_all_replicas_are_one_page_with_whose_they_are() -> None:
 
 
 def test_a_page_is_of_one_replica_where_the_others_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that hangs takes the page from nobody, and no controller is asked on the loop that streams."""
+    """A replica that hangs costs nobody the page, and Ray's controller is not asked on the loop that streams."""
     serve = pytest.importorskip("ray.serve")
 
     class Service:

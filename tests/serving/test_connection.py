@@ -40,7 +40,7 @@ def request(body: dict[str, Any], *, length: int | None = None) -> bytes:
 
 
 def to_the_end(sock: socket.socket) -> bytes:
-    """All that the server says until it closes, however it does that."""
+    """Return all that the server sends until it closes, in whichever way."""
     said = b""
     try:
         while piece := sock.recv(1 << 16):
@@ -51,7 +51,7 @@ def to_the_end(sock: socket.socket) -> bytes:
 
 
 def refusal(said: bytes) -> tuple[int, str]:
-    """Status and code of an answer in our shape, with an id to ask about."""
+    """Return the status and code of an error in our own shape, which must have a request id."""
     head, _, body = said.partition(b"\r\n\r\n")
     assert b"x-request-id: req_" in head.lower(), head
     error = json.loads(body)["error"]
@@ -70,7 +70,7 @@ UNFINISHED = {
 
 
 def test_a_request_that_stops_coming_is_given_up(served: Served) -> None:
-    """All of them at once, so that they share the wait; who says nothing at all is only hung up on."""
+    """All cases at once, so that they share the wait. A client that sends nothing at all is only hung up on."""
     ended: dict[str, tuple[float, bytes]] = {}
 
     def wait(name: str, sent: bytes) -> None:
@@ -110,7 +110,7 @@ def test_empty_lines_between_requests_buy_no_time(served: Served) -> None:
 
 
 def test_a_large_body_that_keeps_coming_is_waited_for(served: Served) -> None:
-    filler, pieces = b" " * (64 << 10), 15  # 1.5 s at this pace, over what a request of nothing would get
+    filler, pieces = b" " * (64 << 10), 15  # 1.5 s at this pace, longer than an empty request would get
     body = json.dumps({**SPEECH, "max_frames": 2}).encode()
     head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     with raw(served, f"{head}Content-Length: {len(body) + pieces * len(filler)}\r\n\r\n".encode()) as sock:
@@ -122,7 +122,7 @@ def test_a_large_body_that_keeps_coming_is_waited_for(served: Served) -> None:
 
 
 def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut(served: Served) -> None:
-    with raw(served, request({**SPEECH, "max_frames": 100}) + b"\r\n") as sock:  # a stray line starts the clock again
+    with raw(served, request({**SPEECH, "max_frames": 100}) + b"\r\n") as sock:  # a stray line restarts the timeout
         began, said = time.monotonic(), b""
         while not said.endswith(b"0\r\n\r\n"):
             piece = sock.recv(1 << 12)
@@ -183,7 +183,8 @@ def test_silent_connections_keep_nobody_out_and_are_given_back(served: Served) -
 
 @linux
 def test_who_never_reads_is_cut_off_and_leaves_nothing(served: Served) -> None:
-    """Enough for more than all buffers on the way; the row goes when the speech is made, the place with the client."""
+    """The sound exceeds all buffers on the way. Its row is free once the speech is made, its place once the client is
+    gone."""
     long = request({**SPEECH, "max_frames": 500, "sample_rate": 48000})
     with ExitStack() as stack:
         for _ in range(3):

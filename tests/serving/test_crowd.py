@@ -1,4 +1,4 @@
-"""More clients at once than there is room for: whoever is taken gets all of it, whoever is not is told when to come.
+"""More clients at once than there is room for: each is served to the end, or told when to come again.
 
 `pytest -n 0 -m long -s tests/serving/test_crowd.py` sends two hundred, again and again, and takes three minutes.
 """
@@ -26,16 +26,16 @@ FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 FRAMES, SEEDS = 8, 4
 ROWS, WAITING, ROUNDS = 8, 30, 5
 CLIENTS = 56  # half as many again as there is room for
-MOST_HEALTH_S = {0.5: 0.02, 0.99: 0.05, 1.0: 0.5}  # by share of the probes; one in hundreds may wait for a core
+MOST_HEALTH_S = {0.5: 0.02, 0.99: 0.05, 1.0: 0.5}  # by share of the probes: one in hundreds may wait for a core
 IDLE_S = 4.5  # the server gives memory back when it has been left alone for three seconds
-KEPT = 1.10  # of the memory that it had before, at most
+KEPT = 1.10  # at most this multiple of the memory that it had before
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
 
 
 @dataclass
 class Crowd:
-    """What each client got in the end, and how often all of them were sent away before."""
+    """What each client got in the end, and how often clients were refused before."""
 
     bodies: list[tuple[int, str, bytes]] = field(default_factory=list)  # with seed and format
     refusals: int = 0
@@ -43,7 +43,7 @@ class Crowd:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """With the built-in voice."""
+    """A server with the built-in voice."""
     folder = bundled_voice()
     assert folder is not None
     limits = ("--max-rows", str(ROWS), "--max-waiting", str(WAITING), "--max-streams-per-client", "1000")
@@ -57,7 +57,7 @@ def request(seed: int, form: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def expected_s(server: tuple[subprocess.Popen[str], str]) -> list[float]:
-    """How long each seed speaks, to someone who is alone."""
+    """How long the speech of each seed is, for a client that is alone."""
     alone = [httpx.post(f"{server[1]}/v1/audio/speech", json=request(seed, "pcm")).content for seed in range(SEEDS)]
     return [seconds(data, "pcm") for data in alone]
 
@@ -90,7 +90,7 @@ def check(crowd: Crowd, clients: int, expected_s: list[float]) -> None:
     assert len(crowd.bodies) == clients
     for seed, form, data in crowd.bodies:
         added_s = seconds(data, form) - expected_s[seed]
-        assert -1e-3 < added_s < 0.1, (seed, form)  # a coder may begin with a frame of silence
+        assert -1e-3 < added_s < 0.1, (seed, form)  # an encoder may begin with a frame of silence
 
 
 def check_health(health: HealthWatch) -> None:
@@ -99,13 +99,13 @@ def check_health(health: HealthWatch) -> None:
 
 
 def idle_mib(process: subprocess.Popen[str]) -> float:
-    """What it has when it has been left alone."""
+    """Its memory after it has been idle."""
     time.sleep(IDLE_S)
     return resident_mib(process)
 
 
 def settled(url: str) -> None:
-    """All of it is over, in the server's own eyes."""
+    """Wait until the server itself reports that no request is left."""
     deadline = time.monotonic() + 10
     while (stats := httpx.get(f"{url}/v1/engine/stats").json())["running"] + stats["waiting"]:
         assert time.monotonic() < deadline
@@ -118,7 +118,7 @@ def test_a_crowd_is_served_or_told_to_come_back(
     server: tuple[subprocess.Popen[str], str], expected_s: list[float]
 ) -> None:
     process, url = server
-    asyncio.run(gather(url, 2 * ROWS))  # Memory that is used once all rows have spoken is no crowd's doing.
+    asyncio.run(gather(url, 2 * ROWS))  # Memory that is needed once all rows have spoken does not count.
     before_mib = idle_mib(process)
     with HealthWatch(url) as health:
         crowd = asyncio.run(gather(url, CLIENTS))

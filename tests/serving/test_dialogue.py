@@ -21,7 +21,7 @@ CLIP = base64.b64encode(wav()).decode()
 BODY: dict[str, Any] = {
     "input": TEXT, "seed": 5, "extra_params": {"stop_chance": 0}, "response_format": "pcm",
 }  # fmt: skip
-FIVE = {"budget_s": 5 * 0.04, "budget_s_per_token": 1e-12}  # an engine's: so many frames of each part
+FIVE = {"budget_s": 5 * 0.04, "budget_s_per_token": 1e-12}  # an engine's options: five frames for each part
 TWO = [{"description": "a low voice"}, {"ref_audio": CLIP, "ref_text": "what it says"}]
 
 
@@ -108,7 +108,7 @@ def test_speakers_that_cannot_be_are_refused(served: Served, fields: dict[str, A
 def test_the_voice_that_openais_clients_must_send_is_nobodys_in_a_dialogue(
     served: Served, asked: list[SpeechRequest]
 ) -> None:
-    """Until somebody has that name."""
+    """Unless an uploaded voice has that name."""
     answer = served.post(**BODY, speakers=TWO, voice="alloy")
     assert answer.status_code == 200 and asked[0].voice is None and len(asked[0].speakers) == 2, answer.text
     made = upload(served.url, wav(), name="Alloy", consent="she agreed").json()

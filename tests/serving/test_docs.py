@@ -37,7 +37,7 @@ def address(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """ "brief": random weights that babble for a second or two and not for twenty."""
+    """ "brief": random weights that babble for a second or two instead of twenty."""
     brief = tmp_path_factory.mktemp("brief") / "checkpoint"
     write_checkpoint(brief, kind="custom_voice", eos_gain=4.0, code_groups=4)
     return {"brief": brief}

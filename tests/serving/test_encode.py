@@ -1,4 +1,4 @@
-"""Every format streams: what has left is whole at every moment, and all of it together is the sound that went in."""
+"""Every format streams: all that was sent is playable at every moment, and the whole is the sound that went in."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sonant.audio.pcm import pcm16
 from sonant.errors import BadRequest, EngineError
 from sonant.serving.encode import CODECS, FORMATS, open_encoder
 
-FRAME = 1920  # of the codec, 80 ms
+FRAME = 1920  # samples of a codec frame, 80 ms
 LOSSLESS = ["flac", "wav", "pcm"]
 LOSSY = ["mp3", "opus", "aac"]
 CHUNKINGS = {"frames": [FRAME] * 100, "one frame, then more": [FRAME, 5000, 1, 9000], "odd": [1, 7, 333, 0, 61] * 40}
-# Decibels that the coding error of this voice lies below it, about 3 less than was measured.
+# The least signal-to-noise ratio of this voice after coding, about 3 dB less than was measured.
 LEAST_SNR_DB = {"mp3": 30, "opus": 22, "aac": 30}
-# Neither mp3 nor ADTS can tell how much of its start is the codec's own; opus can.
+# Neither mp3 nor ADTS can say how much of its start is the codec's delay; opus can.
 FRAME_SAMPLES = {"mp3": 576, "aac": 1024, "opus": 480}
 LEAD_SAMPLES = {"mp3": 1105, "aac": 1024 + CODECS["aac"].lead_samples[RATE], "opus": 0}
 
@@ -68,7 +68,8 @@ def test_ffmpeg_reads_the_stream_from_a_pipe(format: str) -> None:
     assert not ffmpeg.stderr
     heard, ours = np.frombuffer(ffmpeg.stdout, "<i2"), 32768 * decode(format, data)
     assert len(heard) == len(ours)
-    assert np.array_equal(heard, ours) if format in LOSSLESS else snr_db(ours, heard) > 30  # it rounds and resamples
+    # ffmpeg rounds and resamples lossy formats differently.
+    assert np.array_equal(heard, ours) if format in LOSSLESS else snr_db(ours, heard) > 30
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -79,10 +80,10 @@ def test_all_that_has_left_can_be_played(format: str) -> None:
     for end in range(1, len(pushes)):
         part = decode(format, b"".join(pushes[:end]))
         assert len(part) >= before
-        # ... but for resampling at the cut end (opus is always at 48 kHz)
+        # Resampling changes the cut end (opus is always at 48 kHz).
         np.testing.assert_allclose(part[:-500], whole[: len(part)][:-500], atol=1e-5)
         before = len(part)
-    # The codec's delay, a packet that waits to be full, and one that Ogg keeps back.
+    # Held back: the codec's delay, a packet that is not full yet, and a packet that Ogg keeps.
     waiting_s = {"mp3": 0.09, "opus": 0.03, "aac": 0.12}.get(format, 0.0)
     assert before >= (1.0 - waiting_s) * RATE + LEAD_SAMPLES.get(format, 0) - 1
 
@@ -90,7 +91,8 @@ def test_all_that_has_left_can_be_played(format: str) -> None:
 @pytest.mark.parametrize("format", LOSSY)
 def test_each_push_gives_whole_packets(format: str) -> None:
     pushes = [packets(format, data) for data in encode(format, voice(), [FRAME, 333, 1, 4000, 7777])]
-    assert len(pushes[0]) >= {"mp3": 2, "opus": 2 + 3, "aac": 1}[format]  # of 3.3, 2 heads and 4, 1.9
+    # The first frame has 3.3 packets of mp3, 2 headers and 4 packets of opus, or 1.9 packets of aac.
+    assert len(pushes[0]) >= {"mp3": 2, "opus": 2 + 3, "aac": 1}[format]
 
 
 def test_opus_pages_are_in_order_and_sound() -> None:
@@ -106,7 +108,7 @@ def test_opus_pages_are_in_order_and_sound() -> None:
     assert ends[-1] - preskip == 2 * len(samples)
 
 
-@pytest.mark.parametrize("format", [f for f in FORMATS if f != "opus"])  # each opus stream has a number of its own
+@pytest.mark.parametrize("format", [f for f in FORMATS if f != "opus"])  # each opus stream has its own serial number
 def test_bytes_do_not_depend_on_the_chunks(format: str) -> None:
     samples = voice()
     assert len({b"".join(encode(format, samples, chunks)) for chunks in CHUNKINGS.values()}) == 1
@@ -195,7 +197,7 @@ def test_a_whole_wav_tells_its_length() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_whole_files_have_the_length_of_the_sound(format: str) -> None:
-    """All but ADTS, which has no place to say what to leave out."""
+    """All but ADTS, which cannot say what to leave out."""
     samples, encoder = voice(), open_encoder(format, RATE, streaming=False)
     data = encoder.push(samples) + encoder.finish()
     extra = len(decode(format, data)) - len(samples)
@@ -252,4 +254,4 @@ def test_what_is_no_number_ends_the_stream_with_an_error(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_too_loud_is_clipped(format: str) -> None:
     decoded = decode(format, b"".join(encode(format, 10 * voice(), [FRAME] * 20)))
-    assert np.abs(decoded).max() <= (1.0 if format in LOSSLESS else 1.3)  # what was cut off square overshoots
+    assert np.abs(decoded).max() <= (1.0 if format in LOSSLESS else 1.3)  # a clipped wave overshoots after coding

@@ -24,7 +24,7 @@ def served(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Serve
 def test_what_is_loaded(served: Served, serve: Serve, tmp_path: Path) -> None:
     custom = httpx.get(f"{served.url}/v1/engine").json()
     assert custom["model"] == "tiny" and custom["device"] == "cpu" and "english" in custom["languages"]
-    assert custom["uploads"] is None  # it has voices of its own and cannot clone
+    assert custom["uploads"] is None  # this model has voices of its own, and cannot clone
     base = httpx.get(f"{serve('base', voices_folder=tmp_path, consent='asserted').url}/v1/engine").json()
     assert base["clones"] and base["uploads"]["consent"] == "asserted" and base["uploads"]["clip_max_s"] == 60
     assert httpx.get(f"{serve('base').url}/v1/engine").json()["uploads"] is None
@@ -77,7 +77,7 @@ def test_a_gpus_figures_are_told_as_metrics_has_them(served: Served, monkeypatch
 
 def test_the_share_of_steps_that_waits_for_weights(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     stats = f"{served.url}/v1/engine/stats"
-    assert httpx.get(stats).json()["recent"]["weight_wait_share"] is None  # all of them stay on the device
+    assert httpx.get(stats).json()["recent"]["weight_wait_share"] is None  # all weights stay on the device
     paged = PagedTotals(pass_s=8.0, wait_s=2.0, copied_bytes=10**9)
     monkeypatch.setattr(served.supervisor.engine.telemetry, "paged", paged)
     recent = httpx.get(stats).json()["recent"]
@@ -98,7 +98,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     later = {second: recent.at(float(second), None) for second in range(32, 120)}
     assert all(r.window_s <= WINDOW_S for s, r in later.items() if s > WINDOW_S)
     slow = later[75].ttfp_p50_s
-    assert later[75].requests == 1 and slow is not None and slow > 2  # the other one is forgotten
+    assert later[75].requests == 1 and slow is not None and slow > 2  # the earlier request is forgotten
     assert later[119].requests == 0 and later[119].rejected == 0 and later[119].ttfp_p50_s is None
 
 

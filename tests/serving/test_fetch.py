@@ -1,4 +1,4 @@
-"""Clips by address: from hosts that were named, and never from where only the server can reach."""
+"""Clips by address: only from hosts that were allowed, and never from addresses that only the server can reach."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_name_that_leads_inside_is_refused(monkeypatch: pytest.MonkeyPatch, in
 def test_the_name_is_resolved_once_and_the_checked_address_is_used(
     files: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that answers differently the second time gets no second question."""
+    """A name server that would answer differently the second time is not asked twice."""
     asked = []
 
     def resolve(host: str, port: int, *_: object, **__: object) -> list[object]:
@@ -166,7 +166,7 @@ def test_the_name_is_resolved_once_and_the_checked_address_is_used(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     port = files.server_port
-    fetcher = ClipFetcher([f"media.example:{port}", f"127.0.0.1:{port}"])  # the inner address is named too
+    fetcher = ClipFetcher([f"media.example:{port}", f"127.0.0.1:{port}"])  # the loopback address must be allowed too
     with monkeypatch.context() as patch:
         patch.setattr("sonant.serving.voices.fetch.socket.getaddrinfo", resolve)
         real = socket.create_connection

@@ -1,7 +1,7 @@
-"""Requests made up from our own OpenAPI document, right ones and wrong ones: never a 500, never an answer that the
-document does not promise.
+"""Requests generated from our own OpenAPI document, valid and invalid: never a 500, never an answer that the document
+does not promise.
 
-`pytest -m long tests/serving/test_fuzz.py` looks much longer.
+`pytest -m long tests/serving/test_fuzz.py` tries many more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-# short and few, whatever is asked for
+# Speech is short, whatever is asked for.
 ENGINE = {"max_positions": 256, "budget_s": 0.16, "budget_s_per_token": 0.008, "max_text_chars": 500}
 
 
@@ -41,13 +41,13 @@ def served(serve_once: Serve, request: pytest.FixtureRequest, tmp_path_factory: 
 
 
 def fuzz(served: Served, mode: GenerationMode, examples: int, seed_of_run: int) -> int:
-    """Try that many requests of every operation; how many were sent."""
+    """Try up to `examples` requests of every operation → how many were sent."""
     sent = 0
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     for found in schema.get_all_operations():
         operation = found.ok()
         if mode is GenerationMode.NEGATIVE and not operation.body:
-            continue  # any text may be an id: there is nothing to be wrong
+            continue  # any text may be an id, so none is invalid
 
         @seed(seed_of_run)
         @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -56,7 +56,7 @@ def fuzz(served: Served, mode: GenerationMode, examples: int, seed_of_run: int) 
             nonlocal sent
             sent += 1
             answer = case.call(timeout=30)
-            typed = case.media_type == "application/json"  # in a form all is text, and so nothing is the wrong type
+            typed = case.media_type == "application/json"  # in a form all is text, so no type is wrong
             wrong = [negative_data_rejection] if mode is GenerationMode.NEGATIVE and typed else []
             case.validate_response(answer, checks=[*CHECKS, *wrong])
             assert answer.headers["x-request-id"]

@@ -1,4 +1,4 @@
-"""Who may do what: pages of other origins, names that are not ours, keys with roles, and what a browser asks first."""
+"""Who may do what: pages of other origins, foreign host names, keys with roles, and a browser's preflight requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_others_go_on_as_before(served: Served, headers: dict[str, str]) -> None
 
 
 def test_a_name_that_is_not_ours_is_refused_to_browsers(served: Served) -> None:
-    """The page's own server was at evil.example a moment ago: to the browser it is the same origin still."""
+    """DNS rebinding: evil.example was the page's own server before, so to the browser it is still the same origin."""
     host = f"evil.example:{served.address[1]}"
     rebound = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
     assert refused(upload(served, rebound), 403)["code"] == "host_refused"
@@ -90,7 +90,7 @@ def test_a_name_that_is_not_ours_is_refused_to_browsers(served: Served) -> None:
         ("tts.localhost", True),
         ("127.0.0.1:8000", True),
         ("[::1]:8000", True),
-        ("192.168.1.5:8000", True),  # nobody can make a name of it
+        ("192.168.1.5:8000", True),  # an address cannot be rebound
         ("tts.example", True),
         ("tts.example.:443", True),
         ("bound.example:1", True),
@@ -109,7 +109,7 @@ def test_which_names_are_ours(host: str, known: bool) -> None:
     headers = httpx.Headers({"host": host, "origin": f"http://{host}"})
     with nullcontext() if known else pytest.raises(Refused, match="not known by that Host"):
         Origins(options).check(scope, headers)  # type: ignore[arg-type]
-    if known or host == "evil.example":  # a page has no key
+    if known or host == "evil.example":  # pages have no key, so rebinding is no danger here
         Origins(ServeOptions(api_keys=("k",))).check(scope, headers)  # type: ignore[arg-type]
 
 

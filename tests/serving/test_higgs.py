@@ -1,4 +1,4 @@
-"""A model without voices of its own, over HTTP: it makes them up, clones them, and speaks dialogues."""
+"""A model without voices of its own, over HTTP: it makes voices up, clones them, and speaks dialogues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAYS = "what the clip says"
 @pytest.fixture(scope="module")
 def served(tiny_higgs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with servers({"higgs": tiny_higgs}) as start:
-        each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # part of a text has so many frames
+        each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # so many frames for each part of a text
         yield start("higgs", engine=each, voices_folder=tmp_path_factory.mktemp("voices"), consent="asserted")
 
 
@@ -46,7 +46,7 @@ def usual(served: Served) -> bytes:
 
 @pytest.fixture
 def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[SpeechRequest]:
-    """What the model was asked to lay out."""
+    """The requests that the model was asked to lay out."""
     prompter, noted = served.link.prompter, list[SpeechRequest]()
     lay_out = prompter.prompt
 
@@ -78,7 +78,7 @@ def test_openais_names_are_as_good_as_none(served: Served, usual: bytes) -> None
 
 
 def test_openais_own_client_speaks_alone_and_in_a_dialogue(served: Served, asked: list[SpeechRequest]) -> None:
-    """It has no way of leaving `voice` out."""
+    """OpenAI's client cannot leave `voice` out."""
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     call: dict[str, Any] = {"model": "tts-1", "voice": "alloy", "response_format": "pcm"}
     more = {"seed": 5, "max_frames": FRAMES}
@@ -197,7 +197,7 @@ def test_control_tokens_of_a_client_are_text(served: Served, tail: str) -> None:
     plain, hostile = (
         prompter.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
     )
-    first_special = 256  # of the tiny tokenizer: bytes come before
+    first_special = 256  # id of the tiny tokenizer, after the bytes
     assert (hostile >= first_special).sum() == (plain >= first_special).sum()
 
 

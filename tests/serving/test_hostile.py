@@ -1,4 +1,4 @@
-"""Requests by people who mean harm: each is refused in our own shape, quickly, and nothing is left behind.
+"""Hostile requests: each is refused with an error of our own, quickly, and leaves nothing behind.
 
 No 500, no crash, no memory kept, nothing written but in the store, nobody else held up.
 """
@@ -96,7 +96,7 @@ def test_a_name_that_is_a_trick(client: httpx.Client, folder: Path, name: str) -
 def test_a_files_own_name_is_of_no_account(client: httpx.Client, folder: Path, filename: str) -> None:
     upload = {"data": {"name": "Anna", "consent": "she agreed"}, "files": {"audio_sample": (filename, clip())}}
     made = client.post(VOICES, **upload)
-    if made.status_code == 400:  # a multipart parser may refuse it
+    if made.status_code == 400:  # a multipart parser may refuse the name
         refused(made)
     else:
         assert client.delete(f"{VOICES}/{made.json()['id']}").status_code == 200
@@ -132,7 +132,7 @@ def test_thirty_two_bad_items_are_thirty_two_answers_and_no_work(client: httpx.C
 def test_methods_and_paths_that_are_not_there_answer_in_our_shape(client: httpx.Client) -> None:
     for path in (SPEECH, BATCH, VOICES, CONSENTS, "/v1/models", "/v1/engine", "/health", "/ready", "/metrics"):
         for method in ("PATCH", "TRACE", "PUT", "MAKEBELIEVE"):
-            refused(client.request(method, path), 405, 400)  # 400: a method that HTTP does not know
+            refused(client.request(method, path), 405, 400)  # 400: for a method that HTTP does not know
         refused(client.get(path + "/nothing"), 404, 405)
 
 

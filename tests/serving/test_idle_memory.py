@@ -1,4 +1,4 @@
-"""What is asked of the allocator is something that it does."""
+"""The allocator does what it is asked to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonant.serving import idle_memory
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
 def test_the_allocator_takes_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing of a threshold that is too large, and goes on as before."""
+    """It ignores a threshold that is too large without a word."""
     mallopt, taken = ctypes.CDLL(None).mallopt, dict[int, bool]()
 
     class Library:
@@ -34,7 +34,7 @@ def test_the_allocator_takes_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_memory_is_given_back_after_many_and_not_after_a_few(
     seen: list[tuple[int, int]], given_back: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes next would wait for its pages."""
+    """After a few it is kept, since the next request would have to wait for new pages."""
     calls: list[float] = []
     monkeypatch.setattr(idle_memory, "_give_back", lambda: calls.append(0))
     memory = idle_memory.IdleMemory()

@@ -1,4 +1,4 @@
-"""What /metrics tells is true, named by Prometheus' rules, and is what the dashboard and the docs speak of."""
+"""/metrics is true, follows Prometheus' rules for names, and has what the dashboard and the docs speak of."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A driver whose answers are made up."""
+    """A stand-in for the driver's library."""
     nvml = types.SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
         nvmlInit=lambda: None,
@@ -108,7 +108,7 @@ def test_gaps_are_those_of_streams_and_not_of_files(serve: Serve, monkeypatch: p
     batch = {**short, "items": [{"input": "hello"}, {"input": "the world"}]}
     assert httpx.post(f"{served.url}/v1/audio/speech/batch", json=batch).json()["succeeded"] == 2
     with socket(served) as client:
-        client.say("session.config", **short)  # a file for each piece
+        client.say("session.config", **short)  # a whole file for each piece
         client.say("input.text", text="hello")
         client.say("input.done")
         client.until("session.done")
@@ -122,7 +122,7 @@ def test_gaps_are_those_of_streams_and_not_of_files(serve: Serve, monkeypatch: p
 
 
 def test_gaps_are_those_of_a_listener_at_the_speed_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chunks of a second each, the second 0.75 s after the first."""
+    """There are two chunks of a second each, the second 0.75 s after the first."""
     second = AudioChunk(np.zeros(24_000, np.float32), 24_000, 0.0, np.zeros((1, 1), np.int32))
     gaps_s = {}
     for speed in (1.0, 2.0):
@@ -183,7 +183,7 @@ def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
 
 
 def families_ever(served: Served, nvml: object) -> set[str]:
-    """All families, with those that only show on a GPU; by the names that samples have."""
+    """The names of all samples, and those of the families that only a GPU has."""
     names = {s.name for f in scrape(served).values() for s in f.samples if not f.name.startswith("process_")}
     return names | {f"sonant_gpu_{name}" for name in GpuReader(GPU).read() or ()}
 
@@ -245,7 +245,7 @@ def test_what_was_turned_away_is_counted_by_reason(serve: Serve) -> None:
 
 
 def test_all_that_is_counted_is_there_before_it_happens(serve: Serve) -> None:
-    """A rate over a counter that is not there yet is no rate: the first error would never be seen."""
+    """A counter that appears with its first increment has no rate: the first error would never be seen."""
     families = scrape(serve("endless toy"))
     for route in ROUTES:
         for outcome in ("stop", "length", "bad_request", "refused", "error"):
@@ -279,7 +279,7 @@ def test_the_build_and_the_process_are_told(served: Served) -> None:
 
 
 def test_a_front_end_without_room_for_its_counters_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be killed at its first count, again and again, and nobody would learn why."""
+    """Else it would be killed at its first count, again and again, and nobody would learn why."""
     monkeypatch.setattr(os, "environ", {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # as on a disk that is nearly full
@@ -313,7 +313,7 @@ def test_an_utterance_is_counted_once_however_many_of_its_sentences_are_refused(
 
 def test_whose_fault_it_was_is_told_apart(serve: Serve) -> None:
     served = serve("endless toy", max_requests_per_minute=2, max_body_bytes=10_000)
-    assert served.post(input=5).status_code == 400  # never came to its handler
+    assert served.post(input=5).status_code == 400  # never reached its handler
     assert served.post(input="x" * 20_000).status_code == 413
     assert served.post(**{**BODY, "voice": "nobody"}).status_code == 400
     with socket(served) as client:

@@ -1,4 +1,4 @@
-"""What leaves the socket, and when: the first byte at once, and in every format the sound that `pcm` has."""
+"""What leaves the socket, and when: the first byte at once, and in every format the same sound as in `pcm`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sonant.engine.stream import SpeechStream
 
 FRAMES = 25
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": FRAMES}
-MOST_S = 0.005  # from the engine's hand to the first byte
-# Decibels that the coding error lies below the sound. Random weights make noise, which no codec is made for: speech
-# is held to more in test_encode.py.
+MOST_S = 0.005  # from when the engine has made sound to the first byte
+# The least signal-to-noise ratio after coding. Random weights make noise, which no codec is made for; test_encode.py
+# demands more of speech.
 LEAST_SNR_DB = {"mp3": 19, "opus": 3, "aac": 21}
 
 
@@ -41,7 +41,7 @@ def pcm(encoded: Callable[[str], bytes]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def encoded(served: Served) -> Callable[[str], bytes]:
-    """`encoded("mp3")`: the stream in that format, spoken once for all who look at it."""
+    """`encoded("mp3")`: the stream in that format, spoken once for all tests."""
 
     @cache
     def said(form: str) -> bytes:
@@ -61,7 +61,7 @@ def streams(served: Served) -> Iterator[list[SpeechStream]]:
 
 
 def first_byte_s(served: Served, form: str) -> float:
-    """When the first byte of sound had come, on a connection of its own, with nothing of a client library's between."""
+    """Return when the first byte of sound came, on a connection of its own and without a client library in between."""
     body = json.dumps({**BODY, "max_frames": 1, "response_format": form}).encode()
     head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     with socket.create_connection(served.address) as sock:
@@ -80,7 +80,7 @@ def first_byte_s(served: Served, form: str) -> float:
 def test_the_first_byte_leaves_when_the_engine_has_made_it(
     served: Served, streams: list[SpeechStream], form: str
 ) -> None:
-    for _ in range(3):  # other processes share the machine: in one round of three it must be left alone
+    for _ in range(3):  # other processes share the machine; one round of three must be undisturbed
         waited_s = sorted(wait_s(served, streams, form) for _ in range(11))
         median_s = statistics.median(waited_s)
         print(f"{form}: median {1e3 * median_s:.2f} ms, most {1e3 * waited_s[-1]:.2f} ms")
@@ -104,7 +104,7 @@ def test_every_format_decodes_to_the_sound_of_pcm(
     data = encoded(form)
     heard = decode(form, data) if by == "libav" else by_ffmpeg(form, data)
     if form not in LOSSY:
-        # rounding follows the chunks' sizes, and they the clock
+        # Rounding depends on the sizes of chunks, and these on timing.
         assert len(heard) == len(pcm) and np.abs(np.rint(heard * 32768) - pcm).max() <= 1
         return
     lead = LEAD_SAMPLES[form]
@@ -131,7 +131,7 @@ def test_wav_sizes_are_true_of_a_file_and_open_in_a_stream(served: Served, encod
     assert struct.unpack("<I", whole[40:44])[0] == len(whole) - 44 == 2 * FRAMES * 1920
     streamed = encoded("wav")
     assert len(streamed) == len(whole) and streamed[8:40] == whole[8:40]
-    assert struct.unpack("<I", streamed[40:44])[0] >= 0x7FFFFFFF - 44  # "as long as it gets"
+    assert struct.unpack("<I", streamed[40:44])[0] >= 0x7FFFFFFF - 44  # the placeholder for an unknown length
 
 
 def test_ogg_pages_are_in_order_whole_and_checked(encoded: Callable[[str], bytes]) -> None:
@@ -148,7 +148,7 @@ def test_frames_follow_each_other_without_a_byte_between(encoded: Callable[[str]
 
 
 def test_a_stream_is_cut_into_chunks_as_it_is_made(served: Served) -> None:
-    """Every piece that leaves ends where the format allows: a player never holds half a packet."""
+    """Every piece that is sent ends with a whole packet, so a player never holds half of one."""
     with httpx.stream("POST", f"{served.url}/v1/audio/speech", json={**BODY, "response_format": "mp3"}) as response:
         pieces = list(response.iter_raw())
     assert len(pieces) > 2

@@ -1,4 +1,4 @@
-"""Several models by name behind one address: who names another one is sent on to it."""
+"""Several models by name behind one address: requests that name another server's model are redirected there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = {"input": "hello", "voice": "alloy", "seed": 1, "max_frames": 2, "respons
 
 @pytest.fixture(scope="module")
 def pair(serve_once: Serve) -> tuple[Served, Served]:
-    """One that knows where the other is."""
+    """Two servers, of which the first knows where the other one is."""
     large = serve_once("custom")
     return serve_once("custom", other_models=(f"Large={large.url}", "small=/models/small/")), large
 
@@ -77,7 +77,7 @@ def test_a_place_that_is_none_is_refused(given: str) -> None:
     [("/models/large", "/models/large/health", "/health"), ("/models/large", "/models/large", "/"), ("", "/v1", "/v1")],
 )
 def test_below_a_prefix_an_app_sees_its_own_paths(root: str, path: str, within: str) -> None:
-    """Else a path that needs no key would need one, and one that needs a role would not."""
+    """Otherwise a path that needs no key would need one, and one that needs a role would not."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

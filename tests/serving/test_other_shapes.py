@@ -1,4 +1,4 @@
-"""A model of another shape, made for tests: its own rates, its own knobs, and no voice needed."""
+"""A model of another shape, made for tests: it has its own rates and its own knobs, and needs no voice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY = {"input": "hello the world", "seed": 5, "max_frames": FRAMES, "extra_para
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Warmed up, which it must stand too."""
+    """A server that has been warmed up, which must work for such a model too."""
     return serve_once("toy", warm=True, voices_folder=tmp_path_factory.mktemp("toy"), consent="asserted")
 
 

@@ -23,7 +23,7 @@ def test_what_is_typed_is_spoken_heard_and_saved(serve: Serve, browser: Browser,
     samples = len(served.post(**body).content) // 2
     with visit(browser, served.url) as visitor:
         visitor.page.get_by_label("Voice", exact=True).select_option("serena")
-        visitor.say("hello the world", seed="9007199254741023")  # not a number of JavaScript's
+        visitor.say("hello the world", seed="9007199254741023")  # too large for a JavaScript number
         visitor.wait(lambda: visitor.player("state") == "done")
         assert int(visitor.player("played")) == samples and float(visitor.player("peak")) > 0.001
         assert visitor.text("#first-byte").endswith("ms") and visitor.text("#first-sound").endswith("ms")
@@ -43,7 +43,7 @@ def test_what_is_typed_is_spoken_heard_and_saved(serve: Serve, browser: Browser,
         visitor.page.get_by_role("button", name="Play again").click()
         visitor.wait(lambda: visitor.player("state") == "speaking")
         visitor.wait(lambda: visitor.player("state") == "done" and int(visitor.player("played")) == samples)
-        assert visitor.text("#figures").partition("Gaps")[0] == measured.partition("Gaps")[0]  # it was no request
+        assert visitor.text("#figures").partition("Gaps")[0] == measured.partition("Gaps")[0]  # playing is no request
 
 
 def test_stopping_with_the_keyboard_frees_the_row(serve: Serve, browser: Browser) -> None:
@@ -52,11 +52,11 @@ def test_stopping_with_the_keyboard_frees_the_row(serve: Serve, browser: Browser
         visitor.say("hello the world " * 15)
         visitor.wait(lambda: int(visitor.player("played")) > 4800)
         assert served.supervisor.engine.stats().running == 1
-        visitor.wait(lambda: visitor.text("#tiles dd.large").strip() == "1")  # the panel saw it too
+        visitor.wait(lambda: visitor.text("#tiles dd.large").strip() == "1")  # the panel shows it too
         visitor.page.keyboard.press("Escape")
         wait_for(lambda: served.supervisor.engine.stats().running == 0)
         assert visitor.player("state") == "stopped" and "Stopped after" in visitor.text("#status")
-        visitor.say("hello", seed="3")  # and nothing of it is left in the way
+        visitor.say("hello", seed="3")  # and nothing of the first is in the way
         visitor.wait(lambda: visitor.player("state") == "speaking")
         visitor.page.get_by_role("button", name="Stop", exact=True).click()
         wait_for(lambda: served.supervisor.engine.stats().running == 0)
@@ -230,7 +230,7 @@ def test_a_phone_and_a_keyboard_are_enough(serve: Serve, browser: Browser) -> No
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.value || ''"))
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-            assert outline != "none" or reached[-1] in ("", "curl"), reached[-1]  # a radio's is on its label
+            assert outline != "none" or reached[-1] in ("", "curl"), reached[-1]  # a radio button's is on its label
             if reached[-1] == "snippet":
                 break
         order = ["voice", "language", "speed", "seed", "aliases", "speak", "copy", "snippet"]
@@ -246,6 +246,6 @@ def test_the_panel_rests_while_nobody_looks(serve: Serve, browser: Browser) -> N
         visitor.page.evaluate(visible, True)
         before = polls()
         visitor.page.wait_for_timeout(2500)
-        assert polls() <= before + 1  # one may have been on its way
+        assert polls() <= before + 1  # one request may have been on its way
         visitor.page.evaluate(visible, False)
         visitor.wait(lambda: polls() > before + 1)

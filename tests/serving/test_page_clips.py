@@ -1,4 +1,4 @@
-"""Clips of a voice that a visitor records or chooses: the last one wanted is the one that is sent, and no other."""
+"""Clips of a voice that a visitor records or chooses: only the last one that was wanted is sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_recording_that_was_cancelled_is_no_clip_of_the_next_voice(server: Pag
         page.wait_for_timeout(300)
         page.get_by_role("button", name="Cancel").last.click()
         page.get_by_role("button", name="Add a voice").click()
-        page.wait_for_timeout(500)  # what was recorded is read in the background
+        page.wait_for_timeout(500)  # in which a recording would be read in the background
         assert clip.get_by_role("status").inner_text() == ""
         assert clip.locator("button").inner_text() == "Record"
         page.get_by_label("Name", exact=True).fill("Anna")
@@ -75,5 +75,5 @@ def test_of_two_files_the_last_one_is_taken_however_long_the_first_is(
         for name in ("long.wav", "short.wav"):
             page.set_input_files("#clip-file", tmp_path / name)
         visitor.wait(lambda: "short.wav" in clip.get_by_role("status").inner_text())
-        page.wait_for_timeout(1500)  # in which the long one has been read
+        page.wait_for_timeout(1500)  # in which the long file is read
         assert clip.get_by_role("status").inner_text() == "short.wav: 2.00 s of sound."

@@ -1,4 +1,4 @@
-"""What the page's visitor fills in: seen to be right or wrong, sent once, and shown as it is."""
+"""What the page's visitor fills in is checked, sent once, and shown as it is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_number_that_is_wrong_is_shown_though_it_is_folded_away(server: PageSe
         page.get_by_role("button", name="Speak", exact=True).click()
         visitor.wait(lambda: page.evaluate("document.activeElement.id") == "temperature")
         assert page.get_by_label("Temperature").is_visible() and len(server.bodies) == asked
-        page.get_by_label("Temperature").fill("0.33")  # which the server takes
+        page.get_by_label("Temperature").fill("0.33")  # valid
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done")
         assert server.bodies[-1]["temperature"] == 0.33
@@ -55,7 +55,7 @@ def test_what_a_browser_kept_of_the_form_is_what_is_shown_and_done(server: PageS
     server.script = [tone(0.3)]
     with visit(browser, server.url()) as visitor:
         page = visitor.page
-        kept = "speed.value = 2, volume.value = 0"  # as Firefox does, before any script of the page's
+        kept = "speed.value = 2, volume.value = 0"  # as Firefox restores a form, before any script of the page runs
         page.add_init_script(f"document.onreadystatechange = () => {{ {kept}; document.onreadystatechange = null; }}")
         page.reload()
         visitor.wait(lambda: page.locator("#ready-mark.ready").count() == 1)
@@ -68,7 +68,7 @@ def test_what_a_browser_kept_of_the_form_is_what_is_shown_and_done(server: PageS
 
 def test_a_long_name_stays_within_a_narrow_screen(server: PageServer, browser: Browser) -> None:
     server.script = [tone(0.1)]
-    name = "W" * 64  # as long as a voice's may be
+    name = "W" * 64  # the longest that a voice's name may be
     with pytest.MonkeyPatch.context() as patch, visit(browser, server.url(), width=320) as visitor:
         page = visitor.page
         patch.setitem(VOICES[0], "name", name)

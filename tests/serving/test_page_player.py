@@ -1,4 +1,4 @@
-"""The page's player in a real browser: over plain HTTP too, where sound comes slowly, and under the visitor's hand."""
+"""The page's player in a real browser: over plain HTTP too, with slow sound, and when the visitor operates it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def played(visitor: Visitor) -> int:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_gap_is_counted_once_and_no_sample_is_lost(server: PageServer, browser: Browser, host: str) -> None:
     piece = tone(0.2)
-    server.script = [piece, 0.7, piece, piece, piece, piece, piece[:3333], 0.1, piece[3333:]]  # and half a sample
+    server.script = [piece, 0.7, piece, piece, piece, piece, piece[:3333], 0.1, piece[3333:]]  # cut within a sample
     with visit(browser, server.url(host)) as visitor:
         assert visitor.page.evaluate("isSecureContext && 'AudioWorkletNode' in window") is (host != LAN_NAME)
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done")
         assert visitor.player("gaps") == "1" and played(visitor) == 6 * 4800
         assert 0.4 < float(visitor.player("peak")) < 0.6
-        assert "40 GiB" in visitor.text("#tiles") and "50 %" in visitor.text("#tiles")  # where there is a GPU
+        assert "40 GiB" in visitor.text("#tiles") and "50 %" in visitor.text("#tiles")  # shown if there is a GPU
         assert "1 gap" in visitor.text("#status") and visitor.page.get_by_text("a gap that was heard").is_visible()
 
 
@@ -53,13 +53,13 @@ def test_a_connection_that_breaks_off_is_told_apart_from_an_end(server: PageServ
 
 @pytest.mark.parametrize("host", [pytest.param(HOSTS[0], marks=pytest.mark.long), *HOSTS[1:]])
 def test_a_slow_server_is_waited_for_once(server: PageServer, browser: Browser, host: str) -> None:
-    server.script = [tone(0.15), *(part for _ in range(13) for part in (0.25, tone(0.15)))]  # 2.1 s of it in 3.3 s
+    server.script = [tone(0.15), *(part for _ in range(13) for part in (0.25, tone(0.15)))]  # 2.1 s of sound in 3.3 s
     with visit(browser, server.url(host)) as visitor:
         visitor.say("thirty letters, of two seconds")
         visitor.wait(lambda: "Buffering, about" in visitor.text("#status"))
         visitor.wait(lambda: visitor.player("state") == "done")
         assert visitor.player("gaps") == "1" and played(visitor) == 14 * 3600
-        visitor.say("thirty letters, of two seconds")  # and now that it is known to be slow, before the first sound
+        visitor.say("thirty letters, of two seconds")  # the server is known to be slow now, so buffering comes first
         visitor.wait(lambda: visitor.player("state") == "buffering")
         assert played(visitor) == 0
         visitor.wait(lambda: visitor.player("state") == "done")
@@ -90,7 +90,7 @@ def test_pause_seek_and_volume(server: PageServer, browser: Browser, host: str) 
         assert box is not None
         page.locator("#waveform").click(position={"x": 0.75 * box["width"], "y": 20})
         visitor.wait(lambda: visitor.player("state") == "paused" and abs(played(visitor) - 0.75 * end) < 480)
-        page.get_by_label("Where in the sound").press("ArrowRight")  # no further than to what has come
+        page.get_by_label("Where in the sound").press("ArrowRight")  # no further than the sound that has come
         visitor.wait(lambda: played(visitor) == end)
         page.get_by_label("Where in the sound").press("PageDown")
         press(visitor, "Play")
@@ -111,7 +111,7 @@ def test_on_a_phone_the_player_comes_into_view_and_speak_stops(server: PageServe
         assert speak.inner_text() == "Stop speaking" and speak.get_attribute("aria-busy") == "true"
         visitor.wait(lambda: visitor.player("state") == "speaking")
         assert server.speaking == 1
-        page.get_by_label("What should it say?").fill("")  # which could not be spoken
+        page.get_by_label("What should it say?").fill("")  # an empty text, which could not be spoken
         press(visitor, "Stop speaking")
         wait_for(lambda: server.speaking == 0)
         assert visitor.player("state") == "stopped"
@@ -123,7 +123,7 @@ def test_a_text_that_is_too_long_is_kept_and_not_sent(server: PageServer, browse
     asked = len(server.bodies)
     with visit(browser, server.url()) as visitor:
         text = visitor.page.get_by_label("What should it say?")
-        visitor.say("🙂" * 1000 + "more")  # a character is one, whatever JavaScript counts
+        visitor.say("🙂" * 1000 + "more")  # each counts as one character, though JavaScript counts two
         assert "4 characters too many" in visitor.text("#too-long") and "1,004 of 1,000" in visitor.text("#count")
         assert visitor.page.get_by_role("button", name="Speak", exact=True).is_disabled()
         assert text.input_value().endswith("more") and text.get_attribute("aria-invalid") == "true"
@@ -134,7 +134,7 @@ def test_a_text_that_is_too_long_is_kept_and_not_sent(server: PageServer, browse
 
 
 def test_what_was_said_is_heard_again_without_asking_anew(server: PageServer, browser: Browser) -> None:
-    server.script = [tone(0.3), 0.5]  # the connection closes late, which is no gap in the sound
+    server.script = [tone(0.3), 0.5]  # the connection closes late, which is no gap
     with visit(browser, server.url()) as visitor:
         page = visitor.page
         assert not page.locator("#history").is_visible()
@@ -177,7 +177,7 @@ def test_a_voice_is_described_and_heard_before_it_is_used(server: PageServer, br
         assert len(server.bodies[-1]["input"]) < 80 and not page.locator("#history").is_visible()
         server.script = [tone(0.3), 1.0, tone(0.3)]
         page.get_by_label("Voice", exact=True).select_option("a")
-        for _ in range(2):  # the second time in the middle of the first
+        for _ in range(2):  # the second time while the first still speaks
             press(visitor, "Hear this voice")
             visitor.wait(lambda: visitor.player("state") == "speaking" and played(visitor) > 0)
         press(visitor, "Stop")
@@ -203,7 +203,7 @@ def test_every_figure_is_explained_and_every_control_has_a_name(server: PageServ
 def test_a_server_that_was_away_at_the_first_word_speaks_when_it_is_back(server: PageServer, browser: Browser) -> None:
     server.script = [tone(0.2)]
     with visit(browser, server.url()) as visitor:
-        server.missing = "/page/playback_worklet.js"  # which is asked for when it is first needed
+        server.missing = "/page/playback_worklet.js"  # which is loaded when it is first needed
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "failed")
         assert "cannot be reached" in visitor.text("#problem")

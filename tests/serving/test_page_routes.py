@@ -1,4 +1,4 @@
-"""The page's files as a server hands them out: whole, guarded by headers, and nothing but them."""
+"""The page's files as the server sends them: whole, with protective headers, and no other files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def locked(serve_once: Serve) -> Served:
 
 
 def raw_get(url: str, path: str) -> tuple[int, bytes]:
-    """A path as it is: other clients tidy it up before they send it."""
+    """Request a path exactly as it is; other clients normalize it before they send it."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
     connection.putrequest("GET", path, skip_host=False)
     connection.endheaders()
@@ -86,7 +86,7 @@ def test_other_methods_are_refused(served: Served) -> None:
 )
 def test_no_path_reaches_another_file(served: Served, path: str) -> None:
     status, body = raw_get(served.url, path)
-    assert status in (307, 404)  # a slash too many is sent to the file itself
+    assert status in (307, 404)  # a trailing slash is redirected to the file itself
     assert status == 307 or b'"code":"not_found"' in body
 
 

@@ -1,4 +1,4 @@
-"""The server in several processes: what one of them holds is lost with it, and nothing else."""
+"""The server in several processes: when one dies, only what it held is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_front_end_that_is_killed_takes_its_own_along(server: tuple[subprocess
 
 
 def test_counters_are_those_of_all_front_ends(server: tuple[subprocess.Popen[str], str]) -> None:
-    """Also of one that is gone."""
+    """Those of a front end that is gone still count."""
     process, url = server
 
     def spoken() -> float:
@@ -65,7 +65,7 @@ def test_counters_are_those_of_all_front_ends(server: tuple[subprocess.Popen[str
     before = spoken()
     for _ in range(8):
         length_of(url)
-    wait_for(lambda: spoken() == before + 8)  # A request is counted when its last byte has been taken, a moment later.
+    wait_for(lambda: spoken() == before + 8)  # Requests are counted once the client took the last byte.
     assert {spoken() for _ in range(8)} == {before + 8}
     kill_one(process.pid, "front_end", url, WORKERS)
     assert spoken() == before + 8
@@ -85,13 +85,13 @@ def test_an_engine_that_is_killed_ends_its_streams_with_an_error(server: tuple[s
 
 
 def voices_looked_up(url: str) -> float:
-    """Of all front ends, as the one that is asked tells."""
+    """The sum over all front ends, as reported by the one that is asked."""
     page = httpx.get(f"{url}/metrics").text
     return sum(map(float, re.findall(r"^sonant_voice_cache_(?:hits|misses)_total (\S+)", page, re.MULTILINE)))
 
 
 def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    """And a voice that one of them took is spoken by the others at once."""
+    """And a voice that was uploaded to one of them is spoken by the others at once."""
     with server_processes(ready_s=120) as run:
         limits = ("--max-streams-per-client", "2", "--ws-max-sessions", "1", "--max-requests-per-minute", "30")
         voices = ("--voices", str(tmp_path), "--consent", "asserted")
@@ -100,9 +100,9 @@ def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_pa
         taken = upload(url, wav(), name="me", consent="I agree to this.", ref_text="hello the world")
         assert taken.status_code == 200, taken.text
         body = {"input": "hello the world", "voice": "me", "max_frames": 3, "response_format": "pcm"}
-        heard = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(8)]  # a connection each
+        heard = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(8)]  # a connection for each
         assert [answer.status_code for answer in heard] == [200] * 8
-        wait_for(lambda: [voices_looked_up(url) for _ in range(6)] == [8] * 6)  # whichever is asked
+        wait_for(lambda: [voices_looked_up(url) for _ in range(6)] == [8] * 6)  # whichever front end is asked
         endless = {**body, "input": "hello the world. " * 200, "max_frames": 5000}
         with ExitStack() as streams:
             for _ in range(2):
@@ -112,7 +112,7 @@ def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_pa
             assert {answer.status_code for answer in third} == {429}
             assert {answer.json()["error"]["code"] for answer in third} == {"too_many_requests"}
         codes = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60).status_code for _ in range(30)]
-        assert 429 in codes  # a minute's requests are used up, wherever they went
+        assert 429 in codes  # a minute's requests are used up, whichever front ends took them
 
 
 def test_sigterm_lets_listeners_hear_the_end(checkpoints: Mapping[str, Path]) -> None:
@@ -130,7 +130,7 @@ def test_sigterm_lets_listeners_hear_the_end(checkpoints: Mapping[str, Path]) ->
 
 
 def test_nobody_outlives_the_first_process(server: tuple[subprocess.Popen[str], str]) -> None:
-    """The last test of this file: it ends the server that they share."""
+    """This must be the last test with the shared server, since it kills it."""
     process, url = server
     pids = [pid for group in children(process.pid).values() for pid in group]
     assert len(pids) == WORKERS + 1 and ready(url)
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]
 
 
 def test_front_ends_that_cannot_start_end_the_server(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    """Here the library that encodes sound is broken; they are not started over and over, as fast as it goes."""
+    """Here the library that encodes sound is broken. Front ends are not restarted in an endless loop."""
     (tmp_path / "av.py").write_text("")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -49,7 +49,7 @@ def test_a_front_end_opens_every_encoder_before_it_answers(monkeypatch: pytest.M
 
 
 def supervised(load: Callable[[], Engine], warm: Callable[[Engine], None]) -> EngineSupervisor:
-    """With a place for front ends, of whom none comes."""
+    """A supervisor with a channel to which no front end connects."""
     folder = tempfile.TemporaryDirectory()
     supervisor = EngineSupervisor(load, Path(folder.name) / "engine", Admission(ServeOptions()), warm)
     weakref.finalize(supervisor, folder.cleanup)
@@ -92,7 +92,7 @@ def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoi
 
 
 class Failing:
-    """As much of an engine as a supervisor keeps; it fails when it is told to, and holds itself."""
+    """As much of an engine as a supervisor uses; it fails when told to, and is part of a reference cycle."""
 
     def __init__(self) -> None:
         self.me, self.fail = self, threading.Event()
@@ -106,7 +106,7 @@ class Failing:
 
 
 def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or there would have to be room for both."""
+    """Otherwise there would have to be room for both."""
     monkeypatch.setattr(engine_supervisor, "gc", gc)
     loaded: list[weakref.ref[Failing]] = []
     held: list[int] = []

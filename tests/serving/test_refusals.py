@@ -1,4 +1,4 @@
-"""Most of a crowd is sent away: that must cost next to nothing, or those who are served feel it."""
+"""Most of a crowd is refused: that must cost next to nothing, or those that are served suffer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED = 20
 
 @pytest.fixture
 def full(serve: Serve) -> Iterator[Served]:
-    """One speaks, one waits, and there is no room for a third, who must not even be shown to the engine."""
+    """A server where one request runs and one waits: there is no room for a third, which must not reach the engine."""
     served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0})
     engine = served.supervisor.engine
 
@@ -42,7 +42,7 @@ def test_a_full_queue_refuses_before_anything_is_done(full: Served) -> None:
 
 
 def test_a_refusal_is_gone_when_it_is_answered(full: Served) -> None:
-    """What only the garbage collector can free adds up to a pause that holds everybody up."""
+    """Objects that only the garbage collector can free add up to a pause that delays everybody."""
     full.post(**BODY)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""One line a request that says what an operator wants to know, and nothing that a client wanted said."""
+"""One line for each request says what an operator wants to know, and nothing of what the client had spoken."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lines(logging.Handler):
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(("sonant", "uvicorn")):  # the others are the test's own clients
+        if record.name.startswith(("sonant", "uvicorn")):  # other loggers are those of the test's own clients
             self.records.append(record)
 
     @property
@@ -53,7 +53,7 @@ def lines() -> Iterator[Lines]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
-    uvicorn = logging.getLogger("uvicorn")  # Another test's server may have told it to keep its lines to itself.
+    uvicorn = logging.getLogger("uvicorn")  # Another test's server may have switched propagation off.
     kept, uvicorn.propagate = uvicorn.propagate, True
     yield handler
     uvicorn.propagate = kept
@@ -138,7 +138,7 @@ def test_who_hangs_up_is_told_apart_and_is_no_error(endless: Served, lines: Line
     with httpx.stream("POST", f"{endless.url}/v1/audio/speech", json=long) as response:
         next(response.iter_raw(100))
     assert lines.last()["outcome"] == "client_gone" and lines.last()["first_sound_s"] > 0
-    for body in (b'{"input": "the quick', b"--x\r\nthe quick"):  # and in the middle of a body
+    for body in (b'{"input": "the quick', b"--x\r\nthe quick"):  # hanging up in the middle of a body, too
         kind = "application/json" if body.startswith(b"{") else "multipart/form-data; boundary=x"
         head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 99999\r\n\r\n"
         with socket.create_connection(endless.address) as sock:
@@ -210,7 +210,7 @@ def test_a_record_that_nobody_filled_says_what_its_status_does() -> None:
 
 
 def test_even_the_most_detailed_log_shows_nothing_that_is_said() -> None:
-    """The WebSocket library, which logs to uvicorn's logger, would show messages there."""
+    """At the level of debug the WebSocket library, which uses uvicorn's logger, would log messages."""
     app = SimpleNamespace(state=SimpleNamespace(service=None))
     server_for(app, ServeOptions(log_level="debug"))  # type: ignore[arg-type]
     assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.DEBUG)

@@ -1,4 +1,4 @@
-"""The way of a request, file by file, as docs/architecture.md lists it."""
+"""The path of a request, file by file, as docs/architecture.md lists it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def listed() -> list[str]:
 
 
 def test_a_request_passes_through_the_files_that_the_docs_list(tiny_checkpoints: Mapping[str, Path]) -> None:
-    """A file that is missing there, or too many in all, is a detour that somebody should know of."""
+    """A file that is not listed there is a detour that should be noticed."""
     script = Path(__file__).with_name("request_path.py")
     command = [sys.executable, str(script), str(tiny_checkpoints["custom"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -31,7 +31,7 @@ def test_a_request_passes_through_the_files_that_the_docs_list(tiny_checkpoints:
 
 
 def test_the_docs_list_files_that_exist_once_each() -> None:
-    """Few in each process: whoever works on one half need not read the other."""
+    """And few in each process: whoever works on one half need not read the other."""
     files = listed()
     package = Path(sonant.__file__).parent
     assert len(files) == len(set(files))

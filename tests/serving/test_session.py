@@ -43,7 +43,7 @@ def test_speech_starts_at_the_first_clause_while_the_text_is_still_coming(served
     with session(served) as client:
         client.say("session.config", **CONFIG)
         client.say("input.text", text="To be honest with you, I am not sure ")
-        heard = client.until("audio.done")  # the sentence has not ended, nor was input.done sent
+        heard = client.until("audio.done")  # neither has the sentence ended, nor was input.done sent
         assert events(heard)[0]["sentence_text"] == "To be honest with you," and sound(heard)
         client.say("input.text", text="that I know.")
         client.say("input.done")
@@ -65,19 +65,19 @@ def test_none_speaks_the_whole_at_input_done(served: Served) -> None:
 def test_a_session_serves_utterance_after_utterance_and_another_config_between_them(served: Served) -> None:
     with session(served) as client:
         client.say("session.config", **CONFIG)
-        for _ in range(2):  # not waiting for the first to end
+        for _ in range(2):  # the second is sent before the first has ended
             client.say("input.text", text="Hello the world.")
             client.say("input.done")
         first, second = client.until("session.done"), client.until("session.done")
         assert sound(first) == sound(second) and events(second)[-1]["utterance_index"] == 1
         client.say("session.config", **{**CONFIG, "max_frames": 3})
         client.say("input.text", text="Hello the world.")
-        client.say("session.config", **CONFIG)  # too late for this one
+        client.say("session.config", **CONFIG)  # too late for this utterance
         client.say("input.done")
         told = client.until("session.done")
         assert len(sound(told)) == 3 * 2 * 1920
         assert [m["code"] for m in events(told) if m["type"] == "error"] == ["invalid_message"]
-        client.say("input.done")  # nothing to say is nothing said
+        client.say("input.done")  # an utterance without text has no sound
         assert events(client.until("session.done")) == [
             {"type": "session.done", "utterance_index": 3, "total_sentences": 0}
         ]
@@ -113,7 +113,7 @@ def test_each_piece_is_a_file_of_its_format(served: Served, form: str, streams: 
     if not streams:
         assert sum(isinstance(m, bytes) for m in heard) == 2
     if form == "wav" and not streams:
-        assert len(soundfile.read(io.BytesIO(files(heard)[0]))[0]) == 6 * 1920  # its header tells the true length
+        assert len(soundfile.read(io.BytesIO(files(heard)[0]))[0]) == 6 * 1920  # its header states the true length
 
 
 def test_many_sessions_at_once_hear_their_own(serve: Serve) -> None:
@@ -143,9 +143,9 @@ def test_many_sessions_at_once_hear_their_own(serve: Serve) -> None:
 def test_max_frames_bound_an_utterance_and_not_each_piece(served: Served) -> None:
     with session(served) as client:
         client.say("session.config", **{**CONFIG, "max_frames": 8}, split_granularity="sentence")
-        for _ in range(2):  # the next one has its own
+        for _ in range(2):  # the next utterance has its own budget
             client.say("input.text", text="Hello the world. And speech again. And more of it. And the rest ")
-            heard = client.until("session.done")  # without input.done: it has no more to say
+            heard = client.until("session.done")  # without input.done, since the budget is used up
             client.say("input.text", text="of it all.")
             client.say("input.done")
             assert len(sound(heard)) == 8 * 2 * 1920

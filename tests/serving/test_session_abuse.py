@@ -1,4 +1,4 @@
-"""Sessions by clients that mean harm, or that are broken: told, bounded, ended; and the next one is served."""
+"""Sessions of clients that are hostile or broken are told so, bounded and ended, and the next one is served."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def still_serves(served: Served) -> object:
 
 
 def frame(opcode: int, data: bytes = b"", *, masked: bool = True, length: int | None = None) -> bytes:
-    """By hand: libraries refuse to send what is wrong."""
+    """A hand-made frame: libraries refuse to send wrong ones."""
     size = len(data) if length is None else length
     flag, mask = (0x80, bytes(4)) if masked else (0, b"")
     if size < 126:
@@ -63,7 +63,7 @@ def opened(served: Served) -> socket.socket:
 
 
 def close_code(sock: socket.socket) -> int:
-    """Of the close frame that must come; short frames before it are passed over."""
+    """Return the code of the close frame that must come; skip the short frames before it."""
     with sock.makefile("rb") as said:
         while True:
             opcode, length = said.read(2)
@@ -110,11 +110,11 @@ def test_pieces_of_a_message_that_never_ends_are_given_up(served: Served) -> Non
             assert time.monotonic() - began < 6
             sock.sendall(frame(CONTINUED) * 50)
             time.sleep(0.02)
-        assert close_code(sock) == 1000  # idle: nothing was ever said
+        assert close_code(sock) == 1000  # idle, since no message was ever complete
 
 
 def test_pings_that_are_never_answered_for_do_not_pile_up(served: Served) -> None:
-    """Each asks for a pong, which nobody reads: the server must stop reading before it has said it all."""
+    """Each ping asks for a pong, which nobody reads: the server must stop reading instead of queueing more pongs."""
     with opened(served) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         sock.sendall(frame(FIN | TEXT, json.dumps({"type": "session.config", **CONFIG}).encode()))
@@ -124,7 +124,7 @@ def test_pings_that_are_never_answered_for_do_not_pile_up(served: Served) -> Non
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             try:
-                sent += sock.send(pings[sent % 131 :])  # goes on where the last send stopped
+                sent += sock.send(pings[sent % 131 :])  # resumes where the last send stopped
             except BlockingIOError:
                 time.sleep(0.01)
             except OSError:
@@ -163,7 +163,7 @@ def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(
 
 
 def test_a_client_that_writes_a_chapter_ahead_has_its_pings_answered(serve: Serve) -> None:
-    """As clients send them by default; one that is not answered closes the session."""
+    """Clients send pings by default, and close the session if one is not answered."""
     served = serve("endless toy", engine=SIX)
     with session(served, ping_interval=0.2, ping_timeout=0.5) as client:
         client.say("session.config", **CONFIG, split_granularity="sentence")
@@ -181,11 +181,11 @@ def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve, mo
     served = serve("endless toy", engine=SIX)
     config = served.server.config
     config.ws_ping_interval = 0.05
-    if config.ws_ping_timeout is not None:  # an answer that must come soon: a clock that runs faster, for this test
+    if config.ws_ping_timeout is not None:  # shorter than the default, for a fast test
         config.ws_ping_timeout = 0.05
     with session(served, max_queue=1, ping_interval=None) as client:
         client.say("session.config", **CONFIG, split_granularity="sentence")
-        for _ in range(40):  # more utterances than may wait: the rest is not read, nor is any answer to a ping
+        for _ in range(40):  # more utterances than may wait: the rest, and any pong, is not read
             client.say("input.text", text="Hello the world. ")
             client.say("input.done")
         time.sleep(0.5)
@@ -196,14 +196,14 @@ def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve, mo
 def test_who_wrote_far_ahead_and_hangs_up_is_no_error_of_ours(
     serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is read of one who is held back, so that only what is sent to them shows that they are gone."""
+    """Nothing is read from a client that is held back, so only sending to it shows that it is gone."""
     monkeypatch.setattr(speech_session, "MAX_QUEUED_UTTERANCES", 32)
     served = serve("endless toy", engine=SIX)
     said = [{"type": "session.config", **CONFIG}]
     said += [{"type": "input.text", "text": "Hello the world. "}, {"type": "input.done"}] * 60
     with caplog.at_level(logging.INFO), opened(served) as sock:
         sock.sendall(b"".join(frame(FIN | TEXT, json.dumps(message).encode()) for message in said))
-        sock.recv(1000)  # it is being spoken to
+        sock.recv(1000)  # speech has begun
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
         wait_for(lambda: not served.admission.sessions, 10)
@@ -218,13 +218,13 @@ def test_who_wrote_far_ahead_and_hangs_up_is_no_error_of_ours(
 def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:
     with session(served) as client:
         client.say("session.config", **CONFIG)
-        client.say("session.config", **CONFIG)  # twice is once
+        client.say("session.config", **CONFIG)  # the same again is no error
         client.say("input.done")
         client.say("input.done")
         client.say("input.text", text="Hello.")
         client.say("session.config", **CONFIG)
         client.say("session.close")
-        with suppress(ConnectionClosed):  # by then it may have closed, as it was told
+        with suppress(ConnectionClosed):  # the server may have closed by then, as it was told to
             client.say("input.text", text="more")
             client.say("session.close")
         heard = []
@@ -257,7 +257,7 @@ def test_handshakes_that_are_refused_say_why_in_json(serve: Serve, caplog: pytes
 def test_hanging_up_at_any_moment_frees_everything(served: Served) -> None:
     for n in range(12):
         with opened(served) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", n % 2, 0))  # reset, or a plain end
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", n % 2, 0))  # reset, or a plain close
             config = {"type": "session.config", **CONFIG, "max_frames": 300}
             sock.sendall(frame(FIN | TEXT, json.dumps(config).encode()))
             sock.sendall(frame(FIN | TEXT, json.dumps({"type": "input.text", "text": "Hello the world. "}).encode()))

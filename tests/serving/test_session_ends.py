@@ -1,4 +1,4 @@
-"""How sessions end, and whom they are refused: idle, gone, stuck, over a limit, with a failed engine, without a key."""
+"""How sessions end or are refused: idle, gone, stuck, over a limit, with a failed engine, without a key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_hanging_up_frees_the_rows(serve: Serve) -> None:
 
 
 def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
-    long = {"budget_s": 400 * 0.04, "budget_s_per_token": 1e-12}  # pieces
+    long = {"budget_s": 400 * 0.04, "budget_s_per_token": 1e-12}  # 400 frames for each piece
     served = serve("endless toy", engine={"max_rows": 4, "max_text_chars": 4000, **long})
     with session(served, max_queue=1, close_timeout=0.2) as stuck:
         stuck.say("session.config", **CONFIG, sample_rate=48000, split_granularity="sentence")
@@ -61,7 +61,7 @@ def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
             began = time.monotonic()
             assert served.post(input="hello", voice="alloy", max_frames=2).status_code == 200
             seen.append(time.monotonic() - began)
-            assert served.supervisor.engine.stats().running <= 3  # two pieces of the stuck one, and ours
+            assert served.supervisor.engine.stats().running <= 3  # two pieces of the stuck session, and our own request
             time.sleep(0.05)
         assert max(seen) < 5
     writer.join(10)

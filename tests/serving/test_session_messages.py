@@ -1,4 +1,4 @@
-"""What a session cannot follow or speak is told in its place, and only a bad beginning ends it."""
+"""What a session cannot follow or speak is an error in its place, and only a bad beginning ends the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models behind one port: each is spoken with by its name, has its own voices, and fails alone."""
+"""Several models behind one port: each answers to its name, has its own voices, and fails alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.processes.scratch import scratch_folder
 from sonant.serving.server import DrainingServer, server_for
 
-RATES = {"small": 24_000, "toy": 48_000}  # of the two models, which tells them apart
+RATES = {"small": 24_000, "toy": 48_000}  # of the two models, by which they are told apart
 BODY = {"input": "hello the world", "seed": 5, "max_frames": 3, "response_format": "wav"}
 
 
@@ -80,7 +80,7 @@ def test_a_model_is_asked_for_by_its_name(both: Both) -> None:
     voice = _voice(both, "toy")
     assert both.rate_of(model="toy", voice=voice) == RATES["toy"]
     mine = _voice(both, "small")
-    for name in ("small", "tts-1", None):  # the first one has the names that stock clients send
+    for name in ("small", "tts-1", None):  # the first model answers to the names that stock clients send
         assert both.rate_of(**({} if name is None else {"model": name}), voice=mine) == RATES["small"]
 
 

@@ -1,4 +1,4 @@
-"""One folder of voices, several servers: what one has acknowledged all have, whatever becomes of it.
+"""One folder of voices, several servers: what one has acknowledged all of them have, even if it is killed.
 
 The store itself is killed at every moment in test_voice_durability.py; here whole servers are.
 """
@@ -71,7 +71,7 @@ class Uploaders:
         self.url = url
         self.there: set[str] = set()
         self.gone: set[str] = set()
-        self.unsure: set[str] = set()  # asked to go, and no answer came
+        self.unsure: set[str] = set()  # to be deleted, but no answer came
         self.threads = [threading.Thread(target=self._work, args=(seed, n)) for n in range(clients)]
         for thread in self.threads:
             thread.start()
@@ -101,7 +101,7 @@ class Uploaders:
 def test_kill_9_while_voices_are_uploaded_loses_none_that_was_acknowledged(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    """Start, upload, kill -9, start again over the same folder: all that was acknowledged is there, and speaks."""
+    """Start, upload, kill -9, start again over the same folder: all acknowledged voices are there, and speak."""
     seed = random.SystemRandom().randrange(10**6)
     rng = random.Random(seed)
     model, options = tiny_checkpoints["base"], ("--voices", str(tmp_path / "store"), "--consent", "asserted")

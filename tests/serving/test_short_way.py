@@ -1,6 +1,7 @@
-"""The short way of a speech request: who takes it, that the long way gets all of what does not, and that both are one.
+"""The short way of a speech request: which requests take it, that all others go the long way whole, and that both ways
+answer alike.
 
-And what waits for a client meanwhile: work that ends, a client that leaves, a server that stops.
+And waiting for a client to leave while work goes on: the work ends, the client leaves, or the server stops.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ JSON = [(b"host", b"x"), (b"content-type", b"application/json")]
 
 
 class Ways:
-    """Which one a request took, and what it found there."""
+    """Records which way each request took, and what arrived there."""
 
     def __init__(self) -> None:
         self.short: list[str] = []
@@ -49,7 +50,7 @@ class Ways:
                 return self.long.append(whole)
 
     def take(self, *pieces: bytes | None, headers: Any = JSON, path: str = PATH, method: str = "POST") -> None:
-        """None among the pieces: the client leaves there."""
+        """Send a request in pieces; None: the client leaves there."""
         last = len(pieces) - 1
         messages: list[dict[str, Any]] = [
             {"type": "http.disconnect"} if p is None else {"type": "http.request", "body": p, "more_body": n < last}
@@ -113,7 +114,7 @@ def served(serve_once: Serve) -> Served:
 
 
 def test_both_ways_answer_alike(served: Served) -> None:
-    """A content type that only the long way reads: `application/vnd.x+json` is JSON, too."""
+    """`application/vnd.x+json` is JSON too, and only the long way reads it."""
     bodies: list[dict[str, Any]] = [
         {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 6, "response_format": "pcm"},
         {"input": "hello", "seed": 5, "max_frames": 4, "response_format": "wav", "stream": False},
@@ -131,7 +132,7 @@ def test_both_ways_answer_alike(served: Served) -> None:
         ]
         short, long = ({k: v for k, v in a.headers.items() if k not in ("date", "x-request-id")} for a in answers)
         assert short == long and answers[0].status_code == answers[1].status_code
-        if body.get("stream_format") == "sse":  # chunks are cut by the clock; the last event tells of all
+        if body.get("stream_format") == "sse":  # chunks depend on timing; the last event sums up all
             assert answers[0].text.split()[-1] == answers[1].text.split()[-1] != ""
         else:
             heard = [answer.content for answer in answers]
@@ -164,7 +165,7 @@ def test_a_client_that_leaves_ends_the_work_and_nothing_else() -> None:
             try:
                 await asyncio.sleep(30)
             finally:
-                await asyncio.sleep(0)  # what it clears up may wait
+                await asyncio.sleep(0)  # its cleaning up may await something
                 ended.append("cleared up")
 
         async def leaves() -> Any:
@@ -175,7 +176,7 @@ def test_a_client_that_leaves_ends_the_work_and_nothing_else() -> None:
         assert ended == ["cleared up"]
         task = asyncio.current_task()
         assert task is not None and task.cancelling() == 0
-        await asyncio.sleep(0.01)  # is not cancelled
+        await asyncio.sleep(0.01)  # this task is not cancelled
 
     asyncio.run(main())
 
@@ -192,7 +193,7 @@ def test_a_server_that_stops_is_not_taken_for_a_client_that_left() -> None:
 
 
 class Transport:
-    """Notes what goes to the kernel at once."""
+    """Records what is written to the kernel, each write by itself."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -233,7 +234,7 @@ def test_a_head_leaves_with_its_first_sound_or_alone_at_the_next_turn() -> None:
         transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         transport.close()
         assert inner.sent[3:] == [b"paused", b"HTTP/1.1 204 No Content\r\n\r\n"] and inner.closed
-        transport._head = b"HTTP/1.1 200 OK\r\n\r\n"  # of a connection that was lost meanwhile
+        transport._head = b"HTTP/1.1 200 OK\r\n\r\n"  # the head of a connection that was lost meanwhile
         transport._send_head()
         assert len(inner.sent) == 5
 

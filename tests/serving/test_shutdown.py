@@ -1,4 +1,4 @@
-"""A real process, told to stop: whoever is being spoken to hears the end, and it ends in time."""
+"""A real process that is told to stop: running speech is heard to its end, and the process ends in time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LONG = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 8
 
 @pytest.fixture
 def start(checkpoints: Mapping[str, Path]) -> Iterator[Run]:
-    """`start("--drain", "5")` → a server that speaks for as long as it is asked to."""
+    """`start("--drain", "5")` → a server whose speech lasts as long as it is asked to."""
     with server_processes() as run:
         yield lambda *options: run(checkpoints["endless"], *options)
 
 
 def heard_to_the_end(session: ClientConnection) -> tuple[int, int]:
-    """Bytes of sound, and the close code."""
+    """Return the bytes of sound, and the close code."""
     size = 0
     try:
         while True:
@@ -50,7 +50,7 @@ def test_a_drain_lets_speech_end_and_takes_no_more(start: Run) -> None:
         del config["input"]
         for message in (config, {"type": "input.text", "text": "Hello the world. "}):
             talking.send(json.dumps(message))
-        talking.recv(20)  # its audio.start
+        talking.recv(20)  # audio.start
         with httpx.stream("POST", f"{url}/v1/audio/speech", json=LONG, timeout=60) as response:
             pieces = response.iter_raw()
             size = len(next(pieces))
@@ -63,10 +63,10 @@ def test_a_drain_lets_speech_end_and_takes_no_more(start: Run) -> None:
             batch = httpx.post(f"{url}/v1/audio/speech/batch", json={"items": [{"input": "hello"}]})
             assert batch.status_code == 503 and httpx.get(f"{url}/health").status_code == 200
             assert heard_to_the_end(idle) == (0, 1012)
-            talking.send(json.dumps({"type": "input.done"}))  # what has begun may be ended
+            talking.send(json.dumps({"type": "input.done"}))  # an utterance that has begun may be completed
             assert heard_to_the_end(talking) == (80 * 2 * 1920, 1012)
             size += sum(map(len, pieces))
-    assert size == 80 * 2 * 1920  # to the last sample, and ended cleanly
+    assert size == 80 * 2 * 1920  # whole, and ended cleanly
     assert process.wait(15) == 0
 
 
@@ -106,7 +106,7 @@ def test_who_has_heard_nothing_when_the_time_is_over_gets_an_error_like_any_othe
         assert talking.closed() == 1012
         wait_for(lambda: served.server.should_exit and not served.server.server_state.tasks)
     requests = [r.request for r in caplog.records if hasattr(r, "request")]
-    assert [facts["outcome"] for facts in requests] == ["shutdown"] * 4  # the session, and what it was saying
+    assert [facts["outcome"] for facts in requests] == ["shutdown"] * 4  # the session and its utterance too
     assert not [r.getMessage() for r in caplog.records if r.exc_info]
 
 

@@ -1,4 +1,4 @@
-"""A client that stops reading a long text: the server stops speaking it, and goes on where it was when it is read."""
+"""A client stops reading a long text: the server stops speaking it, and continues there when it is read again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SAMPLES = PARTS * FRAMES * 1920
 
 
 def start(serve: Serve) -> Served:
-    each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # part has so many frames
+    each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # so many frames for each part
     return serve("endless toy", engine={"segment_chars": 40, **each}, max_unread_sound_s=MAX_UNREAD_S)
 
 
 @contextmanager
 def stopped_reader(served: Served) -> Iterator[socket.socket]:
-    """Asked for more than all buffers on the way hold, and read nothing of it."""
+    """A client that asked for more than all buffers on the way hold, and reads nothing of it."""
     steps = -1
 
     def still() -> bool:
@@ -44,7 +44,7 @@ def stopped_reader(served: Served) -> Iterator[socket.socket]:
 
 
 def samples_of(said: bytes) -> int:
-    """Of a chunked body, which must have ended."""
+    """Count the samples of a chunked body, which must have ended."""
     _, _, rest = said.partition(b"\r\n\r\n")
     count = 0
     while True:

@@ -37,9 +37,9 @@ def served(serve_once: Serve) -> Served:
 
 @pytest.fixture(scope="module")
 def endless(serve_once: Serve) -> Served:
-    """One that speaks as long as it may, to one at a time."""
+    """A server that speaks as long as it may, for one request at a time."""
     engine = {"max_rows": 1, "max_waiting": 1, "max_parked": 0}
-    # The promise is long: on a busy machine nobody is to be refused for it here.
+    # The promised wait is long, so that no request is refused for it on a busy machine.
     return serve_once("endless", engine=engine, max_streams_per_client=3, max_first_audio_s=60.0)
 
 
@@ -63,9 +63,9 @@ def test_every_format_in_both_stream_formats_carries_the_same_sound(served: Serv
         usage = lines[-1]["usage"]
         assert usage["output_tokens"] == 6 and usage["total_tokens"] == 6 + usage["input_tokens"]
         joined = b"".join(base64.b64decode(e["audio"]) for e in lines[:-1])
-        # chunk sizes follow the clock, and with them packets; what they hold does not
+        # The sizes of chunks, and with them packets, depend on timing; their sound does not.
         assert seconds(joined, form) == pytest.approx(seconds(plain.content, form), abs=1e-3)
-        assert seconds(joined, form) == pytest.approx(6 * 0.08, abs=0.1)  # a coder may begin with a frame of silence
+        assert seconds(joined, form) == pytest.approx(6 * 0.08, abs=0.1)  # encoders may begin with a silent frame
 
 
 def test_not_streamed_means_a_length_and_an_exact_wav(served: Served) -> None:
@@ -88,7 +88,7 @@ def test_speed_changes_the_length(served: Served) -> None:
 
 
 def test_an_engine_knows_how_fast_its_sound_is_heard(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hears it twice as fast has half as long until they run dry."""
+    """At twice the speed a listener runs out of sound in half the time."""
     engine, asked = served.supervisor.engine, list[float]()
     assert engine is not None
     post = engine.loop.post
@@ -177,7 +177,7 @@ def test_hanging_up_before_or_after_the_first_sound_frees_row_and_place(endless:
     long = {**BODY, "max_frames": 900}
     stats = endless.supervisor.engine.stats
     with httpx.stream("POST", f"{endless.url}/v1/audio/speech", json=long) as response:
-        chunks = response.iter_raw()  # dropped, it would hang up
+        chunks = response.iter_raw()  # keeps the connection open
         next(chunks)
         assert stats().running == 1
         with pytest.raises(httpx.ReadTimeout):
@@ -200,7 +200,7 @@ def test_over_the_limits_is_429_with_a_time_to_come_back(endless: Served) -> Non
                     return
 
     engine = served.supervisor.engine
-    wait_for(lambda: engine.stats().running + engine.stats().waiting == 0)  # those of the test before have left
+    wait_for(lambda: engine.stats().running + engine.stats().waiting == 0)  # the last test's have left
     threads = [threading.Thread(target=hold) for _ in range(2)]
     threads[0].start()
     wait_for(lambda: engine.stats().running == 1)

@@ -99,7 +99,7 @@ def test_a_host_that_is_not_ours(capsys: pytest.CaptureFixture[str], monkeypatch
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # nobody is asked
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # so that no name server is asked
     assert "--host not.a.name.invalid is not an address" in served(capsys, "--host", "not.a.name.invalid")
 
 
@@ -129,7 +129,7 @@ def test_a_port_that_was_closed_a_moment_ago_is_free() -> None:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             accepted, _ = listener.accept()
-            accepted.close()  # from this side, which then remembers the connection for a minute
+            accepted.close()  # from this side, whose port is then in TIME_WAIT for a minute
     assert port_problem("127.0.0.1", port) is None
 
 

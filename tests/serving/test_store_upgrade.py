@@ -1,4 +1,4 @@
-"""A store that an older Sonant wrote: brought up to date when it is opened, whoever else opens it and whatever dies."""
+"""A store of an older Sonant is upgraded when it is opened, whoever else opens it and whenever a process dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serving.test_voice_processes import Writers
 from serving.voice_stores import files_of, put, store_in, wanted_of
 from sonant.errors import StoreError, UnknownVoice
 
-# As version 1 made it, to the letter.
+# Exactly as version 1 made it.
 SCHEMA_1 = """
 CREATE TABLE consents (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -65,7 +65,7 @@ def keep(folder: Path, data: bytes, suffix: str) -> tuple[str, int]:
 
 
 def old_store(folder: Path, voices: int = 3) -> Path:
-    """With a consent that voice 0 rests on; voice 1 keeps its clip, and the others have a long statement."""
+    """A store of version 1. Voice 0 rests on a consent, voice 1 keeps its clip, and others have a long statement."""
     (folder / "files").mkdir(parents=True)
     recording, _ = keep(folder, b"RIFF I agree", "recording")
     clip, _ = keep(folder, b"RIFF the clip", "clip")
@@ -153,7 +153,7 @@ def test_servers_that_open_it_at_once_all_find_it_whole(tmp_path: Path, writers:
 
 
 def test_killed_at_any_statement_it_is_old_or_new_and_never_half(tmp_path: Path, writers: Writers) -> None:
-    """The cache of one page makes SQLite write before the commit: what is left must be rolled back by the next."""
+    """A cache of one page makes SQLite write before the commit: the next process must roll back what is left."""
     versions, rolled_back = [1], 0
     while versions[-1] == 1:
         folder = old_store(tmp_path / str(len(versions)), 60)
@@ -171,7 +171,7 @@ def test_killed_at_any_statement_it_is_old_or_new_and_never_half(tmp_path: Path,
 
 
 def test_one_that_may_only_be_read_is_read(writers: Writers) -> None:
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users, and root must become one
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to the user that root becomes
     try:
         old_store(folder / "store", 1)
         for path in (folder, folder / "store", *(folder / "store").rglob("*")):
@@ -205,7 +205,7 @@ def test_that_it_is_read_as_it_is_is_told_once(
             put(store)
     told = [r.getMessage() for r in caplog.records if r.name.endswith("store_index")]
     assert len(told) == 1 and "older Sonant" in told[0] and "readonly" in told[0]
-    store_in(tmp_path)  # by another server, which may write
+    store_in(tmp_path)  # opened by another server, which may write
     assert [r.name for r in store.list()] == ["v0", "v1", "v2"], "who only reads goes on"
 
 

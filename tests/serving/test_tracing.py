@@ -1,4 +1,4 @@
-"""A span a request, with its parent, its moments and its end; and nothing of it unless it is asked for."""
+"""One span for each request, with its parent, its events and its outcome, and no tracing unless it is asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = {"input": "hello the world", "voice": "alloy", "max_frames": 3, "response
 def test_without_an_endpoint_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [m for m in sys.modules if m.startswith("opentelemetry")] or ["opentelemetry"]:
         monkeypatch.setitem(sys.modules, name, None)
-    importlib.reload(tracing)  # which would fail now, if it needed any of them
+    importlib.reload(tracing)  # which would fail if it imported any of them
     assert tracing.tracer_for(None) is None
 
 

@@ -1,4 +1,4 @@
-"""What we rely on of uvicorn's insides, which its own versions do not promise: a new one that differs is noticed here.
+"""The internals of uvicorn that we rely on, which it does not promise: a version that differs is noticed here.
 
 The files to look at are src/sonant/serving/limits/connection.py, limits/socket_connection.py and server.py.
 """
@@ -19,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import Server, ServerState
 
 LOOK = "limits/connection.py, limits/socket_connection.py and server.py rest on it; see whether they still hold"
-# What we override, or call, with the names of its arguments.
+# Methods that we override or call, with the names of their arguments.
 METHODS: dict[type, dict[str, tuple[str, ...]]] = {
     HttpToolsProtocol: {
         "connection_made": ("transport",),
@@ -42,7 +42,7 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
     },
     Server: {"handle_exit": ("sig", "frame"), "on_tick": ("counter",)},
 }
-# What we read or set on each, as its own code spells it.
+# Attributes that we read or set, as uvicorn's own code spells them.
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     HttpToolsProtocol: ("transport", "loop", "cycle", "flow"),
     RequestResponseCycle: ("response_complete", "response_started", "more_body"),

@@ -1,4 +1,4 @@
-"""Voices in an S3-compatible bucket, against a real local server of that protocol (moto's)."""
+"""Voices in an S3-compatible bucket, tested against moto's local server, which speaks that protocol."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_who_lost_the_lease_loses_the_change_and_is_told(url: str, tmp_path: Pat
 def test_a_write_whose_answer_was_lost_counts_as_done(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3's client then writes again by itself, and is told that the object has changed: it is its own."""
+    """S3's client then writes again by itself, and learns that the object has changed: by its own first write."""
     store = opened(url, tmp_path / "here")
 
     def put_twice(bucket: Bucket, key: str, data: bytes, **condition: object) -> str:

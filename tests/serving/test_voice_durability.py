@@ -1,4 +1,4 @@
-"""Whatever is full, damaged, lost or foreign: an acknowledged voice stays, and no half voice is seen."""
+"""Whatever is full, damaged, lost or foreign: acknowledged voices stay, and no half voice is ever seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_file_that_one_server_indexes_is_not_removed_by_another(
         replace(source, target)
         if target.suffix == ".clip":
             deleting.start()
-            time.sleep(0.2)  # enough for the other to find the clip unwanted, were it not for the write lock
+            time.sleep(0.2)  # enough for the other to delete the clip as unused, but for the write lock
 
     monkeypatch.setattr(os, "replace", name_then_dawdle)
     second = put(here, "second", clip=b"the same clip")
@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
             store.consents.add(b"RIFF", "en", "lost")
     assert store.list() == (kept,) and store.consents.list() == ()
     assert files_of(store) == before
-    put(store, "lost")  # and the store works again
+    put(store, "lost")  # the store works again
 
 
 def test_an_index_that_cannot_grow_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_an_index_that_cannot_grow_is_told_and_leaves_nothing(tmp_path: Path, mo
 
     def full(*args: Any, **options: Any) -> sqlite3.Connection:
         db = connect(*args, **options)
-        db.execute("PRAGMA max_page_count = 1")  # SQLite takes this as: no more pages than there are
+        db.execute("PRAGMA max_page_count = 1")  # to SQLite this means: no more pages than there are
         return db
 
     monkeypatch.setattr(sqlite3, "connect", full)

@@ -1,4 +1,4 @@
-"""A request's `voice` speaks with the voice that its writer meant, or says which voices there are."""
+"""A request's `voice` selects the voice that was meant, or the error says which voices there are."""
 
 from __future__ import annotations
 

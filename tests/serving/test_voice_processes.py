@@ -1,4 +1,4 @@
-"""Processes share a voice store and are killed at any moment: an acknowledged voice stays, no half voice is seen."""
+"""Processes share a voice store and are killed at any moment: acknowledged voices stay, no half voice is seen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Writers:
         return int(self._until("pid")[1])
 
     def wait(self) -> list[list[str]]:
-        """What all have said since the last time."""
+        """Wait for all children → what they wrote since the last time."""
         self._tell("wait")
         self._until("done")
         said, self._said = self._said, []
@@ -72,9 +72,9 @@ def test_sigkill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_half
     rng = random.Random(seed)
     store = store_in(tmp_path, cached_voices=10**6)
     began_s = time.monotonic()
-    there = {(first := put(store)).id: store.load(first).fingerprint}  # id → fingerprint, of what must be there
-    life_s = max(0.03, 8 * (time.monotonic() - began_s))  # a few adds' worth, whatever the disk
-    unsure: set[str] = set()  # killed before the deletion was acknowledged: both outcomes are right
+    there = {(first := put(store)).id: store.load(first).fingerprint}  # id → fingerprint, of all that must be there
+    life_s = max(0.03, 8 * (time.monotonic() - began_s))  # time for a few adds, however slow the disk
+    unsure: set[str] = set()  # deletions that a kill cut off: both outcomes are right
     rounds = acknowledged = unannounced = 0
     end_s = time.monotonic() + KILLING_S
     while time.monotonic() < end_s:
@@ -97,7 +97,7 @@ def test_sigkill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_half
         assert not any(r.broken for r in listed.values()), f"half a voice, seed {seed}"
         loaded = {voice_id: store.load(r).fingerprint for voice_id, r in listed.items()}
         assert there.items() <= loaded.items(), f"seed {seed}"
-        extra = listed.keys() - there.keys() - unsure  # durable, but killed before it could say so
+        extra = listed.keys() - there.keys() - unsure  # durable, but not yet announced when its writer was killed
         assert len(extra) <= 2, f"seed {seed}"
         unannounced += len(extra)
         there |= {voice_id: loaded[voice_id] for voice_id in extra | (unsure & listed.keys())}
@@ -126,7 +126,7 @@ def test_two_processes_add_and_delete_the_same_names_at_once(tmp_path: Path, wri
 
 
 def test_a_store_that_may_only_be_read_is_read(writers: Writers) -> None:
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users, and root must become one
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to the user that root becomes
     try:
         put(store_in(folder))
         for path in (folder, *folder.rglob("*")):

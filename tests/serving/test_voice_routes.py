@@ -1,4 +1,4 @@
-"""Uploading a voice, speaking with it, and taking it away again, as OpenAI's SDK does it."""
+"""Uploading a voice, speaking with it, and deleting it again, as OpenAI's SDK does it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_voice_is_uploaded_with_consent_and_spoken_with_after_a_restart(serve:
 
 def test_a_drain_lets_an_upload_end(serve: Serve, tmp_path: Path) -> None:
     served = serve("base", voices_folder=tmp_path, consent="asserted")
-    served.server.config.timeout_graceful_shutdown = 0  # what a drain does not wait for is cut off at once
+    served.server.config.timeout_graceful_shutdown = 0  # a drain cuts off at once what it does not wait for
     engine, encoding, go_on = served.supervisor.engine, threading.Event(), threading.Event()
     encode = engine.encode
 
@@ -74,7 +74,7 @@ def test_a_drain_lets_an_upload_end(serve: Serve, tmp_path: Path) -> None:
         assert encoding.wait(20)
         served.server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not served.link.ready)
-        time.sleep(0.3)  # three looks at what there is to wait for
+        time.sleep(0.3)  # time for the drain to check three times
         assert not served.server.should_exit
         go_on.set()
         assert made.result().status_code == 200
@@ -103,7 +103,7 @@ def test_a_model_with_fixed_voices_takes_no_uploads(serve: Serve, tmp_path: Path
 def test_who_names_no_voice_of_a_model_that_clones_is_told_what_to_send(asserted: Served) -> None:
     error = asserted.post(input="hello").json()["error"]
     assert error["code"] == "voice_not_found" and error["param"] == "voice"
-    assert "ref_audio" in error["message"] and "--" not in error["message"]  # there is no command line here
+    assert "ref_audio" in error["message"] and "--" not in error["message"]  # an HTTP client has no command line
 
 
 def test_without_a_folder_there_is_no_such_route(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Uploaded voices and consents: kept, found, limited, and never given a path by their names."""
+"""Uploaded voices and consents: kept, found, limited, and never made into paths by their names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from serving.test_speech import seconds
 from serving.test_voice_routes import upload, wav
 
 FRAMES, FRAME_BYTES = 4, 2 * 7680
-# Whole, since the sizes of streamed chunks depend on the time, and on a CPU the last bit of a sample on them.
+# Not streamed: sizes of streamed chunks depend on timing, and on a CPU the last bit of a sample depends on them.
 BODY: dict[str, Any] = {
     "input": "hello the world", "seed": 5, "max_frames": FRAMES, "response_format": "pcm", "stream": False,
 }  # fmt: skip
@@ -31,7 +31,7 @@ SAYS = "what the clip says"
 @pytest.fixture(scope="module")
 def served(tiny_voxcpm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with servers({"voxcpm2": tiny_voxcpm2}) as start:
-        each = {"budget_s": FRAMES * 0.16, "budget_s_per_token": 1e-12}  # part of a text has so many frames
+        each = {"budget_s": FRAMES * 0.16, "budget_s_per_token": 1e-12}  # so many frames for each part of a text
         yield start("voxcpm2", engine=each, voices_folder=tmp_path_factory.mktemp("voices"), consent="asserted")
 
 
@@ -75,7 +75,7 @@ def test_every_format_carries_its_rate(served: Served, form: str) -> None:
 
 
 def test_a_clip_is_imitated_or_gone_on_from(served: Served, usual: bytes) -> None:
-    """Four ways to speak, and a description where there are no words to go on from."""
+    """Four ways to speak, and a description if the clip's words are not given."""
     timbre, both = (heard(served, ref_audio=clip(), **text) for text in ({}, {"ref_text": SAYS}))
     continued = heard(served, ref_audio=clip(), ref_text=SAYS, extra_params={"reference": False})
     described = heard(served, ref_audio=clip(), instructions="a low voice")
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_and_the_next_is_served(
 
 
 def test_a_number_that_is_none_is_refused(served: Served, usual: bytes) -> None:
-    """Python's JSON writes NaN, which JSON does not have."""
+    """Python's json writes NaN, which is not JSON."""
     body = json.dumps({**BODY, "extra_params": {"cfg_value": float("nan")}})
     answer = httpx.post(
         f"{served.url}/v1/audio/speech", content=body, headers={"content-type": "application/json"}, timeout=60

@@ -1,4 +1,4 @@
-"""Voice stores to try things on, and what lies in their folders."""
+"""Voice stores for tests, and the files that lie in their folders."""
 
 from __future__ import annotations
 

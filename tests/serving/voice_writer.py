@@ -1,14 +1,14 @@
 """Processes that use a voice store until they are killed: `python voice_writer.py`, then one command a line.
 
-Importing takes seconds, so one process imports and forks a child for each command; what a child has seen done it
-writes at once, unbuffered, and only then goes on.
+Importing takes seconds, so one process imports and forks a child for each command. Whatever a child has seen done it
+writes at once, unbuffered, before it goes on.
 
     churn FOLDER SEED OPS   add and delete voices of its own
     clash FOLDER SEED OPS   add and delete voices whose names others use too
-    readonly FOLDER         as someone who may read the folder but not write it
+    readonly FOLDER         use it as a user who may read the folder but not write it
     open FOLDER             open it, and say how many voices there are
     die FOLDER STATEMENT    open it, and die before that statement of the transaction that writes its schema
-    wait                    for all children; answers "done" after whatever they said
+    wait                    wait for all children; answers "done" after whatever they wrote
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def clash(folder: str, seed: int, ops: int) -> None:
 
 
 def readonly(folder: str) -> None:
-    if os.getuid() == 0:  # whom no permission stops
+    if os.getuid() == 0:  # root, whom no permission stops
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
@@ -125,7 +125,7 @@ def die(folder: str, last: int) -> None:
 def main() -> None:
     commands = {"churn": churn, "clash": clash, "readonly": readonly, "open": open_and_count, "die": die}
     children = []
-    with tempfile.TemporaryDirectory() as folder:  # Whatever is imported late is imported here, and not by each child.
+    with tempfile.TemporaryDirectory() as folder:  # Imports once what would else be imported late, by each child.
         open_store(folder).add(make_voice(0), "first", model="m", consent_statement="yes")
     say("ready")
     while line := sys.stdin.readline():

@@ -82,7 +82,7 @@ CASES = {
         ("a 5-km run", "a five kilometer run."),
         ("5 ft. tall, 6 m², 50 km/h", "five feet tall, six square meters, fifty kilometers per hour."),
         ("20°C or 68 °F or 5°", "twenty degrees Celsius or sixty eight degrees Fahrenheit or five degrees."),
-        # The sign of its own, and the Greek letter.
+        # With the micro sign, and with the Greek letter.
         ("5 µg, 5 μg, 10μm", "five micrograms, five micrograms, ten micrometers."),
         ("5 μs and 250 μL in Μουσείο", "five microseconds and two hundred fifty microliters in Moyseio."),
         ("20% and 20.5 %", "twenty percent and twenty point five percent."),

@@ -1,4 +1,4 @@
-"""Cutting text: at sentence ends, never losing a word, never leaving a part with nothing to say."""
+"""Text is cut at sentence ends, without losing a word or leaving a part with nothing to say."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_cuts_are_where_a_reader_would_pause(text: str, parts: list[str] | None)
 
 
 def test_a_text_of_broken_lines_is_cut_at_its_sentences() -> None:
-    """As books come, that were broken into lines for a screen or for paper."""
+    """Books have such line breaks, made for a screen or for paper."""
     text = (
         "However little known the feelings or views of such a\nman may be. This truth is well\n"
         "fixed in the minds of the\nsurrounding families.\n\n"
@@ -85,7 +85,7 @@ def test_a_sentence_without_any_pause_is_cut_at_a_space_and_a_word_without_one_a
 
 @pytest.mark.parametrize("word", ["word ", "词"])
 def test_a_tag_is_never_cut(word: str) -> None:
-    """Wherever it stands: half of [music start] would be read aloud."""
+    """A tag must stay whole wherever it stands, since half of [music start] would be read aloud."""
     for before in range(20):
         text = "x" * before + f" {8 * word}[music start] {8 * word}[SPEAKER1] {8 * word}[music end]"
         parts = split_text(text, 40)
@@ -100,7 +100,7 @@ def test_short_text_is_left_whole() -> None:
 
 @pytest.mark.parametrize("unit", ["J. ", "Mr. ", "word ", "x", "! ", ", ", "[", "。", ".", "!?"])
 def test_time_grows_with_length_only(unit: str) -> None:
-    """The longer text would need minutes if it were looked through again at every mark, or go too deep."""
+    """The longer text would need minutes if each mark caused another search, or exceed the limit of recursion."""
 
     def seconds(length: int) -> float:
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""Text that comes bit by bit is cut as if it had come at once, and as early as can be."""
+"""Text that comes bit by bit is cut as if it had come at once, and as early as possible."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_waiting_listener_gets_the_clauses_and_others_the_sentence() -> None:
     for splitter in (eager, patient):
         splitter.push(" do not, in fact, know. And")
     assert patient.take(eager=False) == "Well, to be honest with you, I do not, in fact, know."
-    assert eager.take(eager=True) == "I do not, in fact, know."  # whole: there is no reason to cut it up
+    assert eager.take(eager=True) == "I do not, in fact, know."  # whole, as there is no reason to cut it further
     assert patient.take(eager=True) is None
 
 

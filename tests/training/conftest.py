@@ -1,4 +1,4 @@
-"""`training` lies beside the package, not in it, and this folder has its name: the repository's root comes first."""
+"""Fixtures. `training` lies beside the package, and this folder has the same name: the root comes first on the path."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def crops(corpus: Corpus) -> Crops:
 
 
 class OneBatch(Crops):
-    """The same crops at every step, which a codec learns soon."""
+    """The same crops at every step, which a codec learns quickly."""
 
     def __init__(self, crops: Crops) -> None:
         self.crops, self.labels = crops, crops.labels
@@ -79,7 +79,7 @@ def one_batch(crops: Crops) -> OneBatch:
 
 @pytest.fixture(scope="session")
 def after_four_steps(config: CodecTraining, crops: Crops) -> Trainer:
-    """For `trained` alone, which every test gets a copy of."""
+    """Only for `trained`, which gives every test a copy."""
     trainer = Trainer(config, torch.device("cpu"))
     for _ in range(4):
         trainer.step(crops, progress=0.1)

@@ -1,4 +1,4 @@
-"""The codec trainer learns, on both sides of its judges, and keeps its codes once they are final."""
+"""The codec trainer learns, codec and discriminators alike, and keeps its codes once they are final."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_when_the_codes_are_final_others_get_them(
     run(trainer, crops, Curves(tmp_path, ("mel",)), tmp_path, deadline=float("inf"), most_steps=5)
     other = Trainer(config, CPU)
     checkpoint.load(other, tmp_path / "frozen")
-    assert other.step_number == 1  # not written again at the end
+    assert other.step_number == 1  # the checkpoint is not written again at the end
     clip = torch.from_numpy(corpus.clip(corpus.entries[0])).float()[None] / 32768
     with trainer.averaged_weights() as codec, other.averaged_weights() as early:
         latents, known = codec.encoder(clip), early.encoder(clip)
@@ -109,7 +109,7 @@ def test_a_frozen_codec_keeps_its_codes(trained: Trainer, crops: Crops) -> None:
 
 
 def test_silence_weighs_no_more_than_speech() -> None:
-    """A logarithm is steepest near nothing: without a floor, pauses would drown what is said."""
+    """A logarithm is steepest near zero: without a floor, pauses would outweigh speech."""
     torch.manual_seed(1)
     speech = 0.06 * torch.randn(1, 24000)
     real = torch.cat([speech, torch.zeros(1, 24000)], 1)

@@ -1,4 +1,4 @@
-"""The exported codec plays what the trainer heard, and its codes of a corpus are those of each clip."""
+"""The exported codec makes the trainer's sound, and a corpus's codes are those of each clip alone."""
 
 from __future__ import annotations
 

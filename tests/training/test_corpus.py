@@ -1,4 +1,4 @@
-"""Clips are trimmed alike, their labels stay with their sound, and the index finds them again."""
+"""Clips are trimmed alike, their labels stay aligned with their sound, and the index finds them again."""
 
 from __future__ import annotations
 

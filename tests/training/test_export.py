@@ -1,4 +1,4 @@
-"""An exported voice is a whole checkpoint folder, and says of itself how its text must be read."""
+"""An exported voice is a complete checkpoint folder, and states how its text must be read."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def test_training_goes_on_from_it(talker_config: TalkerTraining, voice: Path, we
     trainer = tiny_voice.trainer_of(talker_config, voice)
     checkpoint.load(trainer, voice)
     for name, weight in trainer.talker.named_parameters():
-        torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)  # a voice is in half precision
+        torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)  # voices are stored in half precision
         torch.testing.assert_close(trainer.averaged[name], weight, atol=0, rtol=0)
     assert (trainer.step_number, trainer.since_restart) == (0, 0)
 
 
 def test_the_recipe_is_that_of_the_voice_that_ships(tmp_path: Path) -> None:
-    """So that training can go on from it: shape, text, lexicon and speakers are what the config comes to."""
+    """So that training can continue from that voice: config gives its shape, text, lexicon and speakers."""
     config = settings.read(settings.CONFIGS / "talker.toml", TalkerTraining)
     write_folder(tmp_path, config, PLACE / "speech_tokenizer", config.voice.shipped, torch.float16)
     made = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())

@@ -1,4 +1,4 @@
-"""The decoder learns from the codes that a voice would pick, where their sound is."""
+"""The decoder learns from the codes that a voice would pick, aligned with their sound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_codes_are_looked_up_as_they_were_quantised(trained: Trainer, crops: Cro
 
 
 def test_guesses_lie_where_their_sound_does(corpus: Corpus) -> None:
-    """Each frame's guess is its own number, and the first frame's is missing."""
+    """Each frame's guess is the frame's own number, and the first frame has none."""
     count = len(corpus.samples) // FRAME
     guesses = np.repeat(np.arange(count, dtype=np.int16)[:, None], 2, 1)
     guesses[0] = -1

@@ -1,4 +1,4 @@
-"""One attention head is shown where in the text it is."""
+"""The guide shows one attention head where in the text speech is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_guide_follows_a_steady_pace_through_the_text() -> None:
     codes[0, 25 : 25 + frames, 1] = 3
     context = guide_batch(guide, text, codes, begin, end)
     guided = context.guided[0].nonzero().flatten().tolist()
-    assert guided == list(range(24, 24 + frames))  # the last prompt position says the first frame
+    assert guided == list(range(24, 24 + frames))  # the last prompt position predicts the first frame
     near = [context.near[0, at].nonzero().flatten().tolist() for at in guided]
     assert all(3 <= key < 23 for keys in near for key in keys)
     assert near[0][0] == 3 and near[-1][-1] == 22

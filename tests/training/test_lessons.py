@@ -1,4 +1,4 @@
-"""Codes that arrive while the talker learns are learnt from then on; faulty ones do not cost what was learnt."""
+"""Codes that arrive while the talker trains are learnt from then on; faulty ones do not lose what was learnt."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import tiny_voice
 from training import encode
 
 CPU = torch.device("cpu")
-LOG_STEPS = 2  # more codes are taken up where a line of the log is written
+LOG_STEPS = 2  # new codes are taken up whenever a line of the log is written
 
 
 def write_codes(folder: Path, texts: list[str], config: TalkerTraining, book: int = 8) -> None:
-    """In one go, as the recipe does it. Every speaker reads every text."""
+    """Write codes in which every speaker reads every text. They appear at once, as in the recipe."""
     entries = [Entry(text, labels[0], "train", 0) for text in texts for labels in config.speakers.values()]
     frames = tiny_voice.lines()[0].frames
     part = folder.with_suffix(".part")

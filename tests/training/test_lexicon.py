@@ -19,7 +19,7 @@ def test_words_are_kept_as_they_are_mostly_read() -> None:
         row("You read it!", "ju ɹˈɛd ɪt!"),
         row("They read.", "ðA ɹˈid."),
         row("We read", "wiː ɹɛd", "bf_emma"),  # not American
-        row("Kuo-lao read", "kjˈuO lˈW ɹˈɛd"),  # does not pair
+        row("Kuo-lao read", "kjˈuO lˈW ɹˈɛd"),  # words and sounds do not pair
         row("Nobody", "nˈObədi", split="eval"),  # kept out of training
         row("Xq read", "Q ɹˈɛd"),  # Q is no American sound
     ]

@@ -1,4 +1,4 @@
-"""The first codebook says which sounds a frame holds, by the labels: for the decoder and in the talker's codes."""
+"""The first codebook tells, from the labels, which sounds a frame holds: for the decoder and in the talker's codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = FRAME // STEP
 
 
 def frame(*sounds: int) -> torch.Tensor:
-    """Each sounds for an equal part of it."""
+    """Labels of a frame in which each sound lasts equally long."""
     return torch.tensor(sounds, dtype=torch.uint8).repeat_interleave(STEPS // len(sounds))
 
 

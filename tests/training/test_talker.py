@@ -50,7 +50,7 @@ def learnt(talker_config: TalkerTraining, folder: Path) -> Learnt:
 
 
 def random_weights(trainer: Trainer, stop_gain: float) -> None:
-    """Far from the small start, so that every part of the model matters; it stops by itself now and then."""
+    """Give it weights far larger than its small start, so that every part matters; now and then it stops by itself."""
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for name, weight in trainer.talker.named_parameters():
@@ -73,7 +73,7 @@ def test_teacher_forcing_gives_the_engines_logits(
     text: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The engine speaks greedily and we note its logits; the trainer, given the codes it drew, must get the same."""
+    """The engine speaks greedily and its logits are recorded; the trainer, given the same codes, must get the same."""
     trainer = trainer_of(talker_config, folder)
     random_weights(trainer, stop_gain=1.2)
     whole = {"dtype": torch.float32, "codec_dtype": torch.float32}

@@ -1,4 +1,4 @@
-"""What the talker learns from is what the engine would see: its tokens, its prompts, then a position a frame."""
+"""The talker learns from what the engine would see: its tokens, its prompts, then one position for each frame."""
 
 from __future__ import annotations
 

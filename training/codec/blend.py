@@ -3,7 +3,7 @@
     python -m training.codec.blend runs/codec runs/decoder --share 0.8 --out runs/blend
 
 A decoder that went on to learn from a voice's guesses says words better and sounds a little worse than the one it
-started from; what lies between them keeps most of both.
+started from; an average of the two keeps most of both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAME = ("averaged.encoder.", "codec.")
 
 
 def blend(first: dict[str, Tensor], second: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """`share` of the second. Both compact; discriminators are the second's."""
+    """Average them, with `share` of the second. Both are compact; the discriminators are the second's."""
     if first.keys() != second.keys():
         raise ValueError(f"not of one shape: {sorted(first.keys() ^ second.keys())[:3]}")
     if other := [n for n in first if n.startswith(_SAME) and not torch.equal(first[n], second[n])]:

@@ -33,7 +33,7 @@ class Crops:
         points = torch.rand((2, rows), generator=generator, device=self.device, dtype=torch.float64)
         clip = torch.searchsorted(self.cumulative, points[0]).clamp(max=len(self.starts) - 1)
         start, length = self.starts[clip], self.lengths[clip]
-        # Reaching past both ends and then clamped: beginnings and endings are drawn more often than middles.
+        # Offsets reach past both ends and are clamped, so beginnings and endings are drawn more often than middles.
         spare = (length - samples).clamp(min=0)
         offset = (points[1] * (spare + samples / 2) - samples / 4).long().clamp(min=0)
         unit = STEP if self.guesses is None else FRAME
@@ -53,7 +53,7 @@ class Crops:
         unit: int = 1,
         outside: int = 0,
     ) -> Tensor:
-        """Of values that each stand for `unit` samples; `outside` after a clip's end."""
+        """Windows of values that each stand for `unit` samples, with `outside` after a clip's end."""
         at = offset[:, None] // unit + torch.arange(count // unit, device=self.device)
         inside = at < length[:, None] // unit
         values = flat[(start[:, None] // unit + at).clamp(max=len(flat) - 1)]

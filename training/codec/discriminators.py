@@ -1,9 +1,9 @@
-"""Who tells real speech from made speech: by period of the waveform (HiFi-GAN) and by complex spectrum (EnCodec).
+"""Discriminators of real and made speech: by period of the waveform (HiFi-GAN) and by complex spectrum (EnCodec).
 
 Narrower than published, since they judge one kind of clean speech and must not cost more than the codec; and every
 stride is a fold of neighbours into channels, because the libraries' gradients of strided convolutions are slow. Speech
 comes quiet (an RMS of 0.06) and its spectrum spans 80 dB, so waveforms are scaled up and spectra compressed before they
-are judged, and weights start at a gain of one: from torch's own start the judges told nothing apart in 3,000 steps.
+are judged, and weights start at a gain of one: from torch's own start they told nothing apart in 3,000 steps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 Judgement = tuple[Tensor, list[Tensor]]  # scores, features of each layer
 
 _SLOPE = 0.1
-_LOUDER = 16.0  # to an RMS of about one
+_LOUDER = 16.0  # scales waveforms to an RMS of about one
 _COMPRESSION = 0.3  # the power to which magnitudes are raised
 _QUIET = 16e-3  # magnitudes below that count as that
 _PERIODS = (2, 3, 5, 7, 11)
 _TAPS, _HOP = 8, 4  # of the first layer, along one phase of the period
-_FOLD = 3  # and of the others
+_FOLD = 3  # stride of the other layers
 _PERIOD_CHANNELS = (32, 64, 160, 256)
 _WINDOWS = (2048, 1024, 512)
 _BINS = 4  # neighbours in frequency that the first layer sees as channels
@@ -108,7 +108,7 @@ class Discriminators(nn.Module):
 
 
 def _start(weight: Tensor, *, folded: bool) -> None:
-    """Outputs as large as inputs. A folded layer adds two of its outputs up."""
+    """Draw weights that make outputs as large as inputs. A folded layer adds up two of its outputs."""
     nn.init.kaiming_normal_(weight, _SLOPE, nonlinearity="leaky_relu")
     if folded:
         weight.data *= 0.5**0.5

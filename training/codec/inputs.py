@@ -14,7 +14,7 @@ from training.codec.sounds import Sounds
 def draw_inputs(
     config: CodecTraining, sounds: Sounds, crops: Crops, step_number: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """On the generator's device, without a look at the host."""
+    """Draw them on the generator's device, without a host sync."""
     b, device = config.batch, generator.device
     seconds, rows = shape_of_step(b, step_number)
     real, labels, guessed = crops.draw(rows, samples_in(seconds), generator)
@@ -45,7 +45,7 @@ def shape_of_step(batch: Batch, step_number: int) -> tuple[float, int]:
 
 
 def samples_in(seconds: float) -> int:
-    """Of whole frames."""
+    """How many samples so many seconds have, rounded to whole frames."""
     return round(seconds * SAMPLE_RATE / FRAME) * FRAME
 
 

@@ -1,4 +1,4 @@
-"""k-means, for the kinds of sounds and for codebooks that start from latents."""
+"""k-means, for kinds of sounds and for codebooks that start from latents."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from training.branches import Branches
 
 _SCALES = ((2048, 160), (1024, 80), (512, 40), (256, 20), (128, 10), (64, 5))  # window, mel bins
 _LINEAR_FROM = 512  # shorter windows tell pitch and timbre too coarsely for a linear spectrum to be of use
-_FLOOR_DB = -75.0  # of full scale. Lower, and the slope of the logarithm makes silence weigh more than speech
+_FLOOR_DB = -75.0  # of full scale. If it were lower, the logarithm's slope would make silence weigh more than speech
 
 
 def _floor(window: Tensor) -> Tensor:

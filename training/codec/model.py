@@ -100,8 +100,8 @@ class Codec(nn.Module):
         return decode_latents(self.decoder, latents)
 
     def reconstruct(self, samples: Tensor, labels: Tensor | None = None) -> Tensor:
-        """[B, T] → the same after coding, as it will be served; with labels [B, T / STEP], from the first codes that
-        they come to instead of those that the encoder hears."""
+        """[B, T] → the same after coding, as it will be served. Given labels [B, T / STEP], the first codes come from
+        them instead of the encoder."""
         depth = torch.full((len(samples),), self.config.shape.codebooks, device=samples.device)
         told = None if labels is None else self.sounds(labels)
         quantized = self.quantizer(self.encoder(samples), depth, told, update=False)
@@ -118,13 +118,13 @@ def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:
     _, active = first(decoder.upsampled(x, None), None, snake=snakes[0], keep=False)
     for block, following in zip(blocks[:-1], snakes[1:-1], strict=True):
         active = block(active, None, following)
-    # bfloat16 would put a floor of noise under quiet high frequencies, which the losses hear and nobody serves.
+    # bfloat16 would put a noise floor under quiet high frequencies, which the losses see but the served codec has not.
     with torch.autocast(x.device.type, enabled=False):
         return last(blocks[-1](active.float(), None, snake), None)[0][..., 0]
 
 
 class _Fit:
-    """Run before a layer: gives what it will put out no mean in any channel, and a set spread around it."""
+    """A hook before a layer: rescales it so that its output has zero mean in each channel, and a set spread."""
 
     def __init__(self, spread: float) -> None:
         self.spread = spread

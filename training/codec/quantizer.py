@@ -31,7 +31,7 @@ _KMEANS_ROUNDS = 8
 class Quantized:
     latents: Tensor  # [B, dim, frames]: what the decoder gets
     codes: Tensor  # [B, frames, codebooks]
-    naming: Tensor  # scalar: how unsure the encoder is of the first codes that it was told
+    naming: Tensor  # scalar: how unsure the encoder is of the first codes that were given
     commitment: Tensor  # scalar
 
 
@@ -54,7 +54,7 @@ class SplitTrainer(nn.Module):
         restart: Tensor | bool = False,
     ) -> Quantized:
         """latents [B, H, F] float32; depth [B]: how many codebooks each row may use, at least the semantic one; told
-        [B, F]: the first codes, -1 where the encoder's own shall do."""
+        [B, F]: the first codes, -1 where the encoder's own are used."""
         semantic, acoustic = self.chains
         first, naming = semantic.name(latents, told)
         entries, rest, commitment = acoustic.quantize(latents, depth - 1, update=update, restart=restart)

@@ -73,5 +73,5 @@ class _Snake(torch.autograd.Function):
 
 
 def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """On a GPU; a gradient for x, alpha and beta."""
+    """SnakeBeta on a GPU, with gradients for x, alpha and beta."""
     return _Snake.apply(x, alpha, beta)

@@ -1,9 +1,9 @@
 """What the first codebook stands for: the sounds that are heard in a frame, as the corpus labels them.
 
-A codebook that only has to help the decoder leaves words to the deeper ones, where a talker finds them hardest to
-hit. So the first one is decided before training: frames fall into as many kinds as it has entries, by which sounds
-they begin and end with, and its entries are those kinds, in fewer dimensions. The encoder learns to name a frame's
-kind; the decoder and the talker learn from the labels themselves, which do not err.
+A first codebook that only had to help the decoder would leave words to the deeper ones, where a talker predicts them
+worst. So it is fixed before training: frames fall into as many kinds as it has entries, by which sounds they begin and
+end with, and its entries are those kinds, in fewer dimensions. The encoder learns to name a frame's kind; the decoder
+and the talker learn from the labels themselves, which do not err.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from training.clip import FRAME, STEP
 from training.codec.config import PHONEMES
 from training.codec.kmeans import nearest, settled
 
-_FRAMES = 60_000  # that the kinds are found from
+_FRAMES = 60_000  # frames from which the kinds are found
 _ROUNDS = 25
-_SPREAD = 8.0  # length of an entry: apart enough for the encoder to be sure of one
+_SPREAD = 8.0  # scales entries far enough apart for the encoder to be sure of one
 
 
 class Sounds(nn.Module):
@@ -56,8 +56,8 @@ class Sounds(nn.Module):
 
 
 def features(labels: Tensor) -> Tensor:
-    """[..., frames · steps] → [..., frames, 2 · PHONEMES]: how much there is of each sound, counted more towards the
-    frame's beginning, and towards its end. Roots, so that a short sound is not lost beside a long one."""
+    """[..., frames · steps] → [..., frames, 2 · PHONEMES]: how much there is of each sound, weighted towards the
+    frame's beginning, and towards its end. Square roots, so that a short sound is not lost beside a long one."""
     steps = FRAME // STEP
     frames = labels.long().unflatten(-1, (-1, 1, steps)).expand(*[-1] * labels.ndim, 2, -1)
     fading = torch.linspace(1, 0, steps, device=labels.device) / steps

@@ -54,7 +54,7 @@ def hold_out(corpus: Corpus) -> tuple[Corpus, list[Entry]]:
 def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> dict[str, float]:
     """Reconstruct the held-out clips with the averaged weights: a WAV to hear, and the figures that matter.
 
-    Gradients stay on, though nobody wants them: then sonant runs the ops that the training ran.
+    Gradients stay on, though they are not used: only then does Sonant run the same ops as in training.
     """
     loss, pieces, mels = SpectralLoss(trainer.device), [], []
     gap = np.zeros(SAMPLE_RATE // 3, np.int16)
@@ -82,7 +82,7 @@ def _in_use(trainer: Trainer) -> float:
 
 
 def save_frozen(trainer: Trainer, out: Path) -> None:
-    """Whole or not there at all: others wait for it."""
+    """Write it whole or not at all, since others wait for it."""
     part = out / f"{FROZEN}.part"
     checkpoint.save(trainer, part, compact=True)
     if (out / FROZEN).exists():
@@ -101,7 +101,7 @@ def train(trainer: Trainer, crops: Crops, curves: Curves, out: Path, deadline: f
         trainer.minutes = minutes_before + (time.time() - began) / 60
         try:
             losses = trainer.step(crops, trainer.minutes / total)
-        except RuntimeError as error:  # what a capture raises; anything else comes again without it
+        except RuntimeError as error:  # of a failed capture; any other error comes again without graphs
             if not trainer.simplify(f"{type(error).__name__}: {str(error)[:500]}"):
                 raise
             continue

@@ -28,7 +28,7 @@ from training.swapped import swapped
 
 _BETAS = (0.8, 0.99)
 _CLIP = 1.0
-_RATES = (1.0, 0.1)  # of the body, and of the codec's last layer
+_RATES = (1.0, 0.1)  # relative learning rates of the body, and of the codec's last layer
 _KMEANS_BATCHES = 16
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Phase:
-    """What a step does beyond reconstructing."""
+    """What a step does besides reconstruction."""
 
     quantizing: bool
     adversarial: bool
@@ -85,7 +85,7 @@ class Trainer:
         return torch.optim.AdamW(grouped, rates[0], _BETAS, weight_decay=s.weight_decay, **options)
 
     def simplify(self, reason: str) -> bool:
-        """Go on without graphs; False: that has been tried."""
+        """Go on without graphs; False: that was tried before."""
         if self.optimise.on:
             log.warning("running without CUDA graphs: %s", reason)
             self.optimise.give_up()
@@ -119,7 +119,7 @@ class Trainer:
         return losses
 
     def _optimise(self, phase: Phase, inputs: Tensors) -> dict[str, Tensor]:
-        """From a batch to changed weights, without a look at the host: this is what a graph holds."""
+        """Turn a batch into changed weights, without a host sync: this is what a graph holds."""
         w, real = self.config.weights, inputs["real"]
         quantized, made = self._reconstruct(phase, inputs)
         mel, stft = self.spectral(made, real)
@@ -145,9 +145,9 @@ class Trainer:
         return {n: v.detach() for n, v in losses.items()}
 
     def _wanted_by_judges(self, adversarial: Tensor, features: Tensor, made: Tensor, slope: Tensor) -> Tensor:
-        """The slope towards fooling the judges, brought to a set share of the spectral one (EnCodec's balancer).
+        """The gradient towards fooling the judges, scaled to a set share of the spectral one (EnCodec's balancer).
 
-        Left alone it grows with the judges' certainty, by a hundredfold, until nothing else counts.
+        Unscaled it grows a hundredfold with the judges' certainty, until nothing else counts.
         """
         w = self.config.weights
         (wanted,) = torch.autograd.grad(adversarial + w.features * features, made, retain_graph=True)
@@ -176,7 +176,7 @@ class Trainer:
     def _judge(self, made: Tensor, real: Tensor, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """→ the judges' own loss, and how far `made` is from fooling them by their scores and by their features.
 
-        One pass for both sides: each takes the slopes that concern it.
+        One pass serves codec and judges: each takes the gradients that concern it.
         """
         both = torch.cat([_windows(real, windows), _windows(made, windows)])
 
@@ -192,7 +192,7 @@ class Trainer:
         return own.sum(), adversarial.sum(), features.mean()
 
     def _descend(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Follow the slopes that are there, and forget them."""
+        """Clip the gradients, take a step and clear them → the first group's norm before that."""
         norms = [nn.utils.clip_grad_norm_(group["params"], _CLIP) for group in optimizer.param_groups]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -200,13 +200,13 @@ class Trainer:
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
-        """bfloat16 on a GPU; a CPU stays in float32."""
+        """Use bfloat16 on a GPU, and float32 on a CPU."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             yield
 
     @torch.no_grad()
     def _freeze(self) -> None:
-        """From here on the codes of a clip do not change, so talkers can learn them while the decoder goes on."""
+        """Fix encoder and codebooks: from here on codes do not change, so talkers can learn them beside the decoder."""
         self.frozen = True
         for name, parameter in self.trained.items():
             if name.startswith("encoder."):

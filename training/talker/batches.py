@@ -31,7 +31,7 @@ class Batch:
     predicting: Tensor  # [n] places in rows · length whose output is judged
     first: Tensor  # [n] the code to predict there, or the stop code
     chosen: Tensor  # [m] which of those n also train the predictor
-    frames: Tensor  # [m, codebooks] that they come to
+    frames: Tensor  # [m, codebooks] the codes of their frames
 
 
 class Batches:
@@ -96,7 +96,7 @@ class Batches:
         return text, codes
 
     def _send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
-        """In one copy."""
+        """Send all arrays to the device in one copy."""
         flat = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
         if self.device.type == "cuda":
             flat = flat.pin_memory()

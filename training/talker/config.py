@@ -10,7 +10,7 @@ from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.qwen3_tts.synthetic.presets import generation_config, model_config
 from training.talker.guide import Guide
 
-SPECIAL_CODES = 1024  # the engine and the official code never draw the top so many ids, but for the stop code
+SPECIAL_CODES = 1024  # the engine and the official code never draw so many top ids, except the stop code
 _PUBLISHED_BOOK = 2048  # the published special ids stand above a codebook of this size
 _FIRST_SPEAKER = 512
 _LANGUAGE, _LANGUAGE_AT = "english", 2

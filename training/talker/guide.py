@@ -48,7 +48,7 @@ class GuidedContext(FullContext):
 
 
 def guide_batch(guide: Guide, text: Tensor, codes: Tensor, begin: int, end: int) -> GuidedContext:
-    """From a batch's inputs [B, T] and [B, T, codebooks]; `begin` and `end` are the text ids around what is said."""
+    """The context for inputs [B, T] and [B, T, codebooks]; `begin` and `end` are the text ids around what is said."""
     first = (text == begin).int().argmax(1, keepdim=True) + 1
     last = (text == end).int().argmax(1, keepdim=True)
     frames = (codes[..., 1] >= 0).sum(1, keepdim=True)

@@ -46,14 +46,14 @@ class Lessons:
         workers: int,
         lexicon: Path = SHIPPED_LEXICON,
     ) -> None:
-        """Runs before anything touches the GPU: it forks."""
+        """It must run before anything touches the GPU, since it forks."""
         self.config, self.device, self.codec, self.workers, self.lexicon = config, device, codec, workers, lexicon
         lines = list(lines_of(codes, config))
         if len(lines) < 2:
             raise ValueError(f"{codes} holds {len(lines)} utterances of the config's speakers: nothing to train on")
         training, held = hold_out(lines, config.batch.held_out)
         log.info("%d utterances, %d held out, hours %s", len(training), len(held), speakers_in(training))
-        self.over = threading.Event()  # nothing more is waited for
+        self.over = threading.Event()  # set when nothing more is to be waited for
         self.held_texts = {line.text for line in held}
         self.model, self.said = self._lay_out(training, "fork")
         _, held_said = self._lay_out(held, "fork")
@@ -73,7 +73,7 @@ class Lessons:
         return Batches(said, self.device, **special, positions=self.config.batch.positions)
 
     def more(self, codes: Path) -> Batches | None:
-        """What there was and `codes`, once that folder is there; None once `over` is set. For a thread of its own."""
+        """Wait for the folder `codes` → batches with these too; None once `over` is set. For a thread of its own."""
         while not codes.is_dir():
             if self.over.wait(0.5):
                 return None

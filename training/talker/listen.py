@@ -1,4 +1,4 @@
-"""Free running: what the talker says when nobody gives it the frames, through the engine that will serve it."""
+"""Free running: the talker speaks without given frames, through the engine that will serve it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listen(
     device: str = "cpu",
     lexicon: Path = SHIPPED_LEXICON,
 ) -> dict[str, float]:
-    """Every shipped voice says the sentences, one voice after another into one WAV; → what can be told without ears.
+    """Every shipped voice says the sentences, one voice after another into one WAV → figures that need no listener.
 
     On the CPU by default: a GPU would spend longer on compiling kernels than on these few sentences.
     """

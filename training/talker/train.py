@@ -41,7 +41,7 @@ log = logging.getLogger("talker")
 
 
 def grown(batches: Batches, more: Future[Batches | None]) -> Batches:
-    """`batches`, or those with what has come since. A fault in that is no reason to lose what was learnt."""
+    """Return `batches`, or more if more codes have come. An error in those is no reason to lose what was learnt."""
     if error := more.exception():
         log.warning("going on without more codes: %s", error)
         return batches
@@ -66,7 +66,7 @@ def train(
         trainer.minutes = minutes_before + (time.time() - began) / 60
         try:
             losses = trainer.step(batches, trainer.minutes / total)
-        except RuntimeError as error:  # what the compiler raises; anything else comes again without it
+        except RuntimeError as error:  # of the compiler; any other error comes again without it
             if not trainer.compiled:
                 raise
             trainer.uncompile(f"{type(error).__name__}: {str(error)[:500]}")

@@ -123,7 +123,7 @@ class Trainer:
 
     def logits(self, batch: Batch, *, noisy: bool, context: FullContext | None = None) -> tuple[Tensor, Tensor]:
         """[predicting, talker vocabulary] and [chosen, codebooks - 1, codebook size]."""
-        # what runs rarely is not worth compiling
+        # Validation runs too rarely to be worth compiling.
         stack, predict = (self.stack, self.predict) if noisy else (self.talker.model, self._plain_predict)
         noise = self.config.noise
         self.dropping = noisy and noise.branches > 0
@@ -142,7 +142,7 @@ class Trainer:
             return self.talker.codec_head(hidden), predict(hidden[batch.chosen], start, given)
 
     def _rest_loss(self, logits: Tensor, codes: Tensor) -> Tensor:
-        """Each code counts less than the one before it: of those that a voice picks, the last change little."""
+        """Each code counts less than the one before it, since the last codes change the sound little."""
         each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
         weights = self.config.schedule.predictor_fade ** torch.arange(codes.shape[1], device=codes.device)
         return (each * (weights / weights.mean())).mean()

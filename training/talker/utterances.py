@@ -62,7 +62,7 @@ class Utterances:
 
 
 def builder_of(folder: Path, spelt: float = 0.0) -> PromptBuilder:
-    """The engine's, but for a share of words that are `spelt` though the lexicon knows them: it will not know all."""
+    """The engine's builder, but a share `spelt` of known words is spelt, since the lexicon will not know all words."""
     lexicon, normalize = Lexicon.read(folder / LEXICON), FRONT_ENDS[FRONT_END]
 
     def front_end(text: str) -> str:

@@ -80,7 +80,7 @@ class Kokoro(nn.Module):
         for module in self.modules():
             if hasattr(module, "weight_g"):
                 nn.utils.remove_weight_norm(module)
-            elif nn.utils.parametrize.is_parametrized(module, "weight"):  # what newer releases make of it
+            elif nn.utils.parametrize.is_parametrized(module, "weight"):  # as newer releases of torch have it
                 nn.utils.parametrize.remove_parametrizations(module, "weight")
 
     @torch.no_grad()

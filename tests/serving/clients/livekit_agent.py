@@ -24,7 +24,7 @@ async def heard(url: str, **options: Any) -> dict[str, Any]:
 async def main() -> None:
     url = sys.argv[1]
     got: dict[str, Any] = {"default": await heard(url)}  # mp3 in server-sent events
-    got["tts-1"] = await heard(url, model="tts-1")  # mp3 as it is
+    got["tts-1"] = await heard(url, model="tts-1")  # plain mp3
     for form in ("opus", "aac", "flac", "wav", "pcm"):
         got[form] = await heard(url, response_format=form)
     print(json.dumps({"version": version("livekit-plugins-openai"), **got}))
