@@ -112,15 +112,6 @@ def wait_until(condition: object, timeout_s: float) -> float:
     return time.monotonic() - began_s
 
 
-def answers(pid: int, url: str) -> bool:
-    """Whether a front end answers."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except OSError:
-        return False
-
-
 def kill_one(server: int, kind: str, url: str, workers: int) -> float:
     """Kill one process of a kind → seconds until everything is as before."""
     victim = children(server)[kind][0]
