@@ -17,13 +17,16 @@ from clips import reference_clip
 from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS
 from engine.test_weight_paging import least_of
 from sonant import Engine, EngineConfig, Speech
+from sonant.engine.beginning import Beginning
 from sonant.engine.blocks import BlockPool
 from sonant.engine.device_region import DeviceRegion
 from sonant.engine.residents import Residents
 from sonant.engine.seats import Seats
 from sonant.engine.sleeper import Sleeper
-from sonant.errors import EngineClosed
+from sonant.engine.start_times import StartTimes
+from sonant.errors import EngineClosed, TooLate
 from sonant.models.weight_blocks import ModelWeights
+from toy_family.model import ToyModel
 from waiting import until
 
 OPTIONS = {"max_rows": 2, "chunk_s": (0.01,)}
@@ -99,6 +102,21 @@ def test_who_never_needs_to_sleep_has_nothing_of_it(tiny_checkpoints: Mapping[st
     with sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=1)) as engine:
         assert engine.loop.sleeper is None
         engine.speak(**QWEN3_TTS.request(1))
+
+
+def test_who_waits_too_long_for_one_that_sleeps_is_told_at_once(tmp_path: Path, opened: list[Engine]) -> None:
+    """Their refusal is delivered though no step follows it, since nobody else keeps that engine awake."""
+    mine, other = Seats(tmp_path, 1, "a"), Seats(tmp_path, 1, "b")
+    assert mine.take() and not other.take()
+    config, delivered = EngineConfig(), threading.Event()
+    model = ToyModel(config, CPU)
+    sleeper = Sleeper(Residents(model.weights(), CPU), mine)
+    opened.append(engine := Engine(model, config, CPU, beginning=Beginning(StartTimes(), None, sleeper=sleeper)))
+    until(other.take)
+    engine.loop.after_delivery = lambda _: delivered.set()
+    with pytest.raises(TooLate):
+        engine.stream("hello", first_audio_within_s=0.05).result()
+    assert delivered.wait(5) and not sleeper.awake
 
 
 def test_an_engine_that_is_closed_asleep_lets_nobody_wait(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ class StepLoop:
                 message = f"no row was free within {within_s:g} s; the engine is full, try again later"
                 self._fail(request, TooLate(message, retry_s))
                 self._retire(request)
+        if late:
+            self.after_delivery(False)  # no step may follow: an engine that sleeps makes none
 
     def _wait_for_messages(self, observer: Observer | None) -> bool:
         """Sleep until there is something to do or the observer has changed. False: the loop is to end."""
