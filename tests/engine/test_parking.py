@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,6 +150,19 @@ def test_an_engine_that_closes_or_fails_tells_the_parked(make_engine: MakeEngine
     engine.loop.wake()
     with pytest.raises(EngineError, match="failed while speaking"):
         stream.result()
+    forget_requests(engine)
+
+
+def test_who_cannot_be_given_their_row_back_is_told_that_the_engine_failed(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parking, "restore", Mock(side_effect=RuntimeError("the device fell off")))
+    engine = make_engine(max_rows=1)
+    RandomParking(engine, seed=5)
+    stream = engine.stream("hello the world", seed=1, max_frames=300)
+    with pytest.raises(EngineError, match="the device fell off"):
+        while stream.read(timeout_s=10):
+            pass
     forget_requests(engine)
 
 

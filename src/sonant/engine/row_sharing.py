@@ -233,8 +233,8 @@ class RowSharing:
     def _seat(self, request: Request, allocation: Allocation, now_s: float) -> None:
         row = self.rows.take()
         if request.state is State.PARKED:
-            self.parked.remove(request)
             self.parking.restore(request, row)
+            self.parked.remove(request)  # only now: if the copy fails the engine ends, and tells all that are listed
             request.resume(row, self.tenure, now_s)
         else:
             self.rows.stage(row, request.prompt.staged, allocation.blocks)
