@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -103,7 +103,7 @@ class SpeechRequest:
             raise BadRequest(f"priority must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {self.priority}")
         if self.first_audio_within_s is not None and not self.first_audio_within_s > 0:
             raise BadRequest(f"first_audio_within_s must be over 0, not {self.first_audio_within_s}")
-        if not 0 < self.playback_speed < math.inf:
+        if not 0 < self.playback_speed <= sys.float_info.max:  # a whole number can be larger than any float
             raise BadRequest(f"playback_speed must be over 0 and finite, not {self.playback_speed}")
 
     def _check_speakers(self) -> None:

@@ -71,6 +71,7 @@ NAN, INF = float("nan"), float("inf")
         ({"first_audio_within_s": float("nan")}, BadRequest, "first_audio_within_s must be over 0"),
         ({"playback_speed": 0}, BadRequest, "playback_speed must be over 0"),
         ({"playback_speed": INF}, BadRequest, "playback_speed must be over 0 and finite"),
+        ({"playback_speed": 10**400}, BadRequest, "playback_speed must be over 0 and finite"),
         ({"playback_speed": "fast"}, BadRequest, "playback_speed must be int or float"),
         ({"first_audio_within_s": "soon"}, BadRequest, "first_audio_within_s must be int or float or None"),
         ({"max_frames": 10**9}, BadText, "positions"),
