@@ -122,6 +122,25 @@ def test_a_stop_at_the_last_frame_that_may_be_is_a_stop(made: tuple[int, int], m
     assert sum(len(c.samples) for c in chunks) == most * SPEC.samples_per_frame
 
 
+@pytest.mark.parametrize(("dtype", "level"), [(np.int16, 1000), (np.float32, 0.5)])
+def test_a_text_whose_first_part_has_no_sound_keeps_the_type_of_its_sound(dtype: type, level: float) -> None:
+    """A model may end at once. Sound of 16 bits that followed passed for floats, and was clipped to noise."""
+    mailbox, steps = Mailbox(), SimpleNamespace(post=lambda request: None)
+    whole = LongText(mailbox, SPEC, steps, at_once=1, live=True)  # type: ignore[arg-type]
+    whole.add([SimpleNamespace(hear=lambda s: None, first_audio_s=None)])  # type: ignore[list-item]
+    whole.on_finish(0, FinishReason.STOP)
+    whole.add([SimpleNamespace(hear=lambda s: None, first_audio_s=None)])  # type: ignore[list-item]
+    whole.end()
+    samples = np.full(SPEC.sample_rate, level, dtype)
+    whole.on_chunk(1, AudioChunk(samples, SPEC.sample_rate, 0.0, np.zeros((1, 2), np.int32)))
+    whole.on_finish(1, FinishReason.STOP)
+    chunks = list(iter(lambda: mailbox.take(0), None))
+    assert [chunk.part for chunk in chunks if chunk.ends_part] == [0, 1]
+    heard = np.concatenate([chunk.samples for chunk in chunks])
+    assert heard.dtype == dtype and len(heard) == len(samples)
+    np.testing.assert_array_equal(heard[-100:], samples[-100:])
+
+
 @pytest.mark.parametrize("most", [2, 9])
 def test_max_frames_make_room_where_a_parts_own_budget_has_none(make_engine: MakeEngine, most: int) -> None:
     options = {"segment_chars": 60, "budget_s": 20.0}  # 250 frames or more for each part

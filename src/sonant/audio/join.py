@@ -22,7 +22,8 @@ class Joiner:
     def __init__(self, sample_rate: int) -> None:
         fade = round(FADE_S * sample_rate)
         self.rise: Samples = (0.5 - 0.5 * np.cos(np.pi * (np.arange(fade) + 0.5) / fade)).astype(np.float32)
-        self.buffered: Samples | None = None  # None: nothing has come yet
+        # Of 16 bits, since nothing has told the type of the sound yet: joined to floats, even these become floats.
+        self.buffered: Samples = np.zeros(0, np.int16)
         self.faded_in = len(self.rise)  # samples of this part's fade already given; the first part has none
 
     def push(self, samples: Samples) -> Samples:
@@ -31,7 +32,7 @@ class Joiner:
         rest = self.rise[self.faded_in :][: len(samples)]
         samples[: len(rest)] = _scaled(samples[: len(rest)], rest)
         self.faded_in += len(rest)
-        ready = samples if self.buffered is None else np.concatenate([self.buffered, samples])
+        ready = np.concatenate([self.buffered, samples])
         self.buffered = ready[max(0, len(ready) - len(self.rise)) :]
         return ready[: len(ready) - len(self.buffered)]
 
@@ -43,7 +44,7 @@ class Joiner:
 
     def end(self) -> Samples:
         """What is still buffered when the last part is over."""
-        tail = np.zeros(0, np.float32) if self.buffered is None else self.buffered
+        tail = self.buffered
         self.buffered = tail[:0]
         return tail
 
