@@ -18,6 +18,7 @@ from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, VOXCPM2, Family
 from engine.scripted_traffic import arrivals, heard
 from sonant import Engine, EngineConfig
 from sonant.engine.weight_budget import WeightBudget
+from sonant.engine.weight_lane import WeightLane
 from sonant.engine.weight_plan import (
     WeightPlan,
     fixed_bytes,
@@ -157,6 +158,30 @@ def test_a_pass_that_fails_leaves_the_first_weights_in_their_slots(make_engine: 
         paging.step(fails)()
     assert torch.equal(lane._copies[0], lane.parts[0].host.memory)
     assert torch.equal(lane._copies[1], lane.parts[1].host.memory)
+
+
+def test_slots_that_there_is_no_memory_for_keep_none(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clip cannot be encoded then; what the first lanes have taken is for others again."""
+    folder, lease = tiny_checkpoints["base"], WeightLane.lease
+    config = EngineConfig(max_rows=1, gpu_weights=str(least_of(folder)))
+    with sonant.load(folder, device="cpu", config=config) as engine:
+        paging = engine.loop.runner.paging
+        assert paging is not None and len(paging.aside.lanes) > 1
+
+        def lacks_memory(lane: WeightLane) -> None:
+            if lane is paging.aside.lanes[-1]:
+                raise torch.OutOfMemoryError
+            lease(lane)
+
+        monkeypatch.setattr(WeightLane, "lease", lacks_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.clone(reference_clip(), "hello the world")
+        slots = [slot for lane in paging.aside.lanes for slot in lane.slots]
+        assert sum(slot.untyped_storage().nbytes() for slot in slots) == 0
+        monkeypatch.undo()
+        assert engine.clone(reference_clip(), "hello the world").tensors
 
 
 def least_budget(make_engine: MakeEngine) -> str:

@@ -105,9 +105,9 @@ class WeightPaging:
         @wraps(run)
         def alone(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._one_at_a_time:
-                for lane in self.aside.lanes:
-                    lane.lease()
                 try:
+                    for lane in self.aside.lanes:
+                        lane.lease()
                     return whole(*args, **kwargs)
                 finally:
                     if self.aside.stream is not None:  # kernels may still read the slots
