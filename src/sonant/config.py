@@ -145,8 +145,8 @@ class EngineConfig:
             least = 0 if f.name in _FROM_ZERO else 1
             if isinstance(value, bool) or (isinstance(value, int) and value < least):
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
-            if isinstance(value, float) and not value > 0:
-                raise ConfigError(f"{f.name} must be over 0, not {value!r}")
+            if isinstance(value, float) and not 0 < value < float("inf"):
+                raise ConfigError(f"{f.name} must be over 0 and finite, not {value!r}")
         if self.gpu_weights is not None and self.gpu_weights != "auto":
             parse_size(self.gpu_weights, "gpu_weights")
         if self.kv_cache_dtype not in (None, *get_args(KVCacheType)):

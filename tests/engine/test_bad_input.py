@@ -198,7 +198,17 @@ def test_a_voice_file_from_before_families_is_spoken_with(cloner: Engine, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_rows": 0}, {"chunk_s": (0.0, 1.0)}, {"steps_ahead": 2}, {"kv_memory_fraction": 1.5}], ids=str
+    "options",
+    [
+        {"max_rows": 0},
+        {"chunk_s": (0.0, 1.0)},
+        {"steps_ahead": 2},
+        {"kv_memory_fraction": 1.5},
+        {"budget_s": INF},
+        {"budget_s_per_token": NAN},
+        {"codec_batch_s": INF},
+    ],
+    ids=str,
 )
 def test_bad_engine_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
