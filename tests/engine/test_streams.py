@@ -163,6 +163,14 @@ def test_close_drains_when_asked_and_aborts_when_not(make_any: MakeEngine) -> No
             s.result()
 
 
+def test_a_drain_may_take_as_long_as_it_takes(opened: list[Engine]) -> None:
+    opened.append(engine := TOY.open({}, EngineConfig(max_rows=1)))
+    streams = [engine.stream(TEXT, seed=n, max_frames=12) for n in range(3)]
+    engine.close(drain_s=float("inf"))
+    assert not engine.loop.alive
+    assert all(stream.result().finish_reason is not FinishReason.ABORT for stream in streams)
+
+
 def test_who_comes_at_the_moment_when_the_engine_ends_is_told(opened: list[Engine]) -> None:
     opened.append(engine := TOY.open({}, EngineConfig()))
     loop, told = engine.loop, list[bool]()

@@ -142,7 +142,7 @@ class StepLoop:
         with self._wake:
             self._stop = True
             self._wake.notify()
-        self._thread.join(drain_s)
+        self._thread.join(min(drain_s, threading.TIMEOUT_MAX))
         self._in_haste = True
         while self._thread.is_alive():  # a long text may still post its next part
             self.abort([*self._inbox, *self.scheduler.requests])
