@@ -19,7 +19,7 @@ from sonant.engine.long_text import LongText
 from sonant.engine.part_sink import PartSink
 from sonant.engine.request import Request
 from sonant.engine.stream import Mailbox, SpeechStream
-from sonant.errors import Aborted, EngineClosed
+from sonant.errors import Aborted, BadRequest, EngineClosed
 from sonant.models.prompt import Prompt
 
 PARTS, FRAMES, FRAME_S = 8, 6, 0.08
@@ -89,6 +89,16 @@ def test_a_limit_below_any_chunk_starves_nobody(make_engine: MakeEngine) -> None
     engine = make_engine(**SPLIT)
     whole = engine.speak(TEXT, seed=10)
     np.testing.assert_array_equal(listened(engine, limit_s=1e-3).result().frames, whole.frames)
+
+
+@pytest.mark.parametrize("limit_s", [-0.1, float("nan")])
+def test_a_limit_that_no_reading_can_reach_is_refused(make_engine: MakeEngine, limit_s: float) -> None:
+    engine = make_engine(**SPLIT)
+    stream = engine.stream(TEXT, seed=10)
+    with pytest.raises(BadRequest, match="max_unread_s must be at least 0"):
+        stream.limit_unread(limit_s)
+    while stream.read(timeout_s=10):
+        pass  # all of it comes
 
 
 def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEngine) -> None:

@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 
 from sonant.audio.pcm import pcm16
-from sonant.errors import Aborted
+from sonant.errors import Aborted, BadRequest
 from sonant.types import AudioChunk, FinishReason, Samples, Speech
 
 MAX_UNREAD_S = 60.0
@@ -190,6 +190,8 @@ class SpeechStream:
 
         Applies to a listener (`live`) only. A file is made whether it is read or not.
         """
+        if not max_unread_s >= 0:  # it could not be reached by reading either: the text would never go on
+            raise BadRequest(f"max_unread_s must be at least 0, not {max_unread_s}")
         self._mailbox.max_unread_s = max_unread_s
 
     def abort(self) -> None:
