@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -58,6 +59,8 @@ def load(
     sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
     seats: places on the GPU that several engines take in turns; this one waits for its first, and sleeps without one
     """
+    if sound not in get_args(SoundFormat):
+        raise ConfigError(f"sound must be {' or '.join(get_args(SoundFormat))}, not {sound!r}")
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import sonant
 from sonant import Engine, EngineConfig
 from sonant.audio.pcm import pcm16
-from sonant.errors import EngineError
+from sonant.errors import ConfigError, EngineError
 from sonant.types import SoundFormat
 from toy_family.model import ToyModel
 
@@ -31,6 +32,11 @@ def test_it_is_the_same_sound_rounded(live: bool) -> None:
             assert sent.samples.dtype == np.int16
             assert np.abs(sent.samples.astype(int) - pcm16(whole.samples)).max() <= live
             np.testing.assert_array_equal(sent.frames, whole.frames)
+
+
+def test_a_format_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sound must be float32 or int16, not 's16'"):
+        sonant.load("nowhere", device="cpu", sound="s16")  # type: ignore[arg-type]
 
 
 def test_seams_of_a_long_text_are_faded_as_before() -> None:
