@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,15 @@ def test_a_recording_is_stopped_from_outside(engine: Engine) -> None:
         assert not recording.result().complete
     assert time.monotonic() - began < 30
     assert engine.speak("Hello.", seed=3, max_frames=3).frames.size
+
+
+def test_a_recording_that_is_interrupted_leaves_the_engine_as_it_was(engine: Engine) -> None:
+    recorder = StepProfiler(engine)
+    recorder._stopped = Mock(is_set=Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        recorder.record(5, graphs=False)
+    graphs, frame = engine.loop.runner.graphs, engine.loop.runner.frame
+    assert engine.loop._observer is None and not graphs.warmup.held and all(step.replays for step in frame.values())
 
 
 def test_two_recordings_at_once_are_refused(engine: Engine) -> None:

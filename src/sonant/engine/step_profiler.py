@@ -76,16 +76,26 @@ class _Session:
     def run(self, timeout_s: float, stopped: threading.Event) -> Recording:
         self.loop.observe(self)
         deadline_s = time.monotonic() + timeout_s
-        while not self.done.wait(min(0.1, timeout_s)):
-            if not self.loop.alive:
-                self._leave()
-                raise EngineClosed("the engine ended while it was recorded; load it again")
-            if stopped.is_set() or time.monotonic() >= deadline_s:
-                self.give_up = True
-                self.loop.wake()  # again and again: it may just have missed the last call
+        try:
+            while not self.done.wait(min(0.1, timeout_s)):
+                if not self.loop.alive:
+                    self._leave()
+                    raise EngineClosed("the engine ended while it was recorded; load it again")
+                if stopped.is_set() or time.monotonic() >= deadline_s:
+                    self._ask_to_end()
+        except BaseException:  # Ctrl-C, say: the engine must not go on being recorded
+            while self.loop.alive and not self.done.is_set():
+                self._ask_to_end()
+                self.done.wait(0.1)
+            raise
         if self.failure is not None:
             raise EngineError(f"the profiler failed: {self.failure}") from self.failure
         return Recording(self.seen, self.seen >= self.wanted, self.profiler)
+
+    def _ask_to_end(self) -> None:
+        """To be called again and again: the step thread may just have missed the last call."""
+        self.give_up = True
+        self.loop.wake()
 
     # The step thread
 
