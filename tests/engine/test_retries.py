@@ -13,7 +13,7 @@ import pytest
 
 import sonant
 from engine.families import TOY, same, same_frames
-from engine.test_streams import wait_until_idle
+from engine.test_streams import Refuses, wait_until_idle
 from sonant import Engine, EngineConfig, FinishReason, Sampling, SpeechRequest
 from sonant.engine import loop
 from sonant.engine.stream import Mailbox
@@ -83,3 +83,14 @@ def test_who_had_a_row_in_time_is_not_refused_for_the_time_that_tries_take(
         time.sleep(within_s)
     chunk = mailbox.take(20)
     assert chunk is not None and len(chunk.frames) < 40
+
+
+def test_a_listener_who_cannot_be_given_what_was_held_back_is_told_once(opened: list[Engine]) -> None:
+    opened.append(toy := TOY.open({}, EngineConfig(chunk_s=(0.04,))))
+    sink = Refuses("push")
+    speech = SpeechRequest(text=TEXT, live=False, max_frames=20, seed=5, sampling=Sampling(stop_chance=0.0))
+    request = toy._request(speech, sink)
+    request.prompt = replace(request.prompt, bad_from=40, retries=({"stop_chance": 1.0},))
+    toy.loop.post(request)
+    toy.close(drain_s=20)
+    assert sink.told == ["push", "fail"]

@@ -283,19 +283,20 @@ class StepLoop:
             request.retry()
             self.scheduler.waiting.append(request)
             return
-        for chunk in request.release_held():
-            self._tell(request, request.sink.push, chunk)
-        self._tell(request, request.sink.finish, request.reason)
+        if all(self._tell(request, request.sink.push, chunk) for chunk in request.release_held()):
+            self._tell(request, request.sink.finish, request.reason)
 
-    def _tell(self, request: Request, message: Callable[[T], None], value: T) -> None:
-        """Call a method of a request's sink. If it raises, the listener is taken to be gone, and the request ends."""
+    def _tell(self, request: Request, message: Callable[[T], None], value: T) -> bool:
+        """Call a method of a request's sink. If it raises (False) its listener is taken to be gone, and it ends."""
         try:
             message(value)
+            return True
         except Exception as e:
             logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
             error = EngineError(f"the sound could not be handed over: {type(e).__name__}: {e}")
             error.__cause__ = e
             self._drop(request, error)
+            return False
 
     def _drop(self, request: Request, error: Exception) -> None:
         """End one request with an error, once."""
