@@ -149,6 +149,30 @@ def test_an_engine_that_is_gone_when_they_read_on_ends_the_stream_with_an_error(
     assert stream.unread_s == 0  # everything that was made was read
 
 
+def test_a_drain_waits_for_who_is_held_back_and_reads_on(make_engine: MakeEngine) -> None:
+    engine = make_engine(**SPLIT)
+    stream = held_back(engine)
+    closer = threading.Thread(target=engine.close, kwargs={"drain_s": 30})
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive() and stream.result().finish_reason is FinishReason.LENGTH
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+@pytest.mark.parametrize("leave", ["abort", "drop"])
+def test_a_drain_does_not_wait_for_who_is_held_back_and_leaves(make_engine: MakeEngine, leave: str) -> None:
+    engine = make_engine(**SPLIT)
+    streams = [held_back(engine)]
+    closer = threading.Thread(target=engine.close, kwargs={"drain_s": 30})
+    closer.start()
+    if leave == "abort":
+        streams[0].abort()
+    streams.clear()
+    closer.join(10)
+    assert not closer.is_alive()
+
+
 def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
     engine = make_engine(**SPLIT, max_rows=3)
     alone = {seed: engine.speak(TEXT, seed=seed).frames for seed in (20, 30)}

@@ -75,6 +75,7 @@ class LongText:
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
         self.laying_out = False  # the next part, on the prompt thread
+        self._awaits_reader = False
         self.active: list[Request] = []  # all that were ever submitted: part n is `active[n]`
         self.segments: list[int] = []  # of each part: which piece of the caller's text it belongs to
         self.early: dict[int, list[AudioChunk]] = {}  # sound of parts whose turn has not come
@@ -90,6 +91,11 @@ class LongText:
     @property
     def parts(self) -> int:
         return len(self.segments)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it waits for its listener to read on, until the next part has been posted. Takes no lock."""
+        return self._awaits_reader and not self.over and not self.aborted
 
     def start(self, parts: Sequence[Request]) -> None:
         """The whole text at once."""
@@ -212,6 +218,7 @@ class LongText:
             if self.live and self._unfinished() and not self.given_samples:
                 return
             if self.listener is not None and not self.listener.has_room(self._go_on):
+                self._awaits_reader = True
                 return
             part = self.queue.popleft()
             if self.context is None or not self.active or not self.context.said:
@@ -219,6 +226,7 @@ class LongText:
             else:
                 self.laying_out = True
                 self.context.thread.run_soon(partial(self._lay_out, part, self.context))
+        self._awaits_reader = False  # only now: between two parts an engine that drains must see one or the other
 
     def _lay_out(self, part: Request, context: Context) -> None:
         """Lay a part out after what was said, on the prompt thread. What goes wrong ends this text and no other."""

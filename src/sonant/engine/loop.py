@@ -249,10 +249,11 @@ class StepLoop:
         with self._wake:
             if self._inbox or self._aborts or self.scheduler.requests or self._observer is not observer:
                 return True
-            if self._stop and (self._in_haste or not self._expected):
+            if self._stop and (self._in_haste or not (self._expected or any(text.held_back for text in self._open))):
                 self._ended = True  # Nothing can be posted from here on: nobody would look at it.
                 return False
-            self._wake.wait(None if self.sleeper is None else _LOOK_EVERY_S)
+            looks = self._stop or self.sleeper is not None  # at seats, or whether those held back are still there
+            self._wake.wait(_LOOK_EVERY_S if looks else None)
             return True
 
     def _collect(self, step: Step) -> None:

@@ -11,6 +11,11 @@ from sonant.engine.request import Request
 class OpenText(Protocol):
     """A text that may have no request in flight, and whose reader waits all the same."""
 
+    @property
+    def held_back(self) -> bool:
+        """Whether more of it will come once its listener has read on: a draining engine waits for it."""
+        ...
+
     def engine_ended(self, failure: Exception | None) -> None: ...
 
 
