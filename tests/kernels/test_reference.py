@@ -79,6 +79,20 @@ def alike(rows: int, **values: float) -> SamplingParams:
     return SamplingParams(**{name: torch.full((rows,), value) for name, value in named.items()})
 
 
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_a_row_whose_logits_have_gone_wrong_draws_some_id_and_does_not_disturb_the_others(strange: float) -> None:
+    logits = torch.randn(3, 1, 50, generator=torch.Generator().manual_seed(1))
+    uniform, params = torch.tensor([[0.3, 0.6]] * 3), alike(3, top_k=5, top_p=0.8)
+    ras = Ras(torch.zeros(3, 4, 1, dtype=torch.int32), torch.full((3,), 4), torch.ones(3), first_special=50)
+    expected = reference.sample(logits[:, 0], uniform[:, 0], params), reference.ras_sample(logits, uniform, params, ras)
+    logits[1] = strange
+    for drawn, sound in zip(
+        (reference.sample(logits[:, 0], uniform[:, 0], params), reference.ras_sample(logits, uniform, params, ras)),
+        expected, strict=True,
+    ):  # fmt: skip
+        assert (drawn[::2] == sound[::2]).all() and 0 <= int(drawn[1]) < 50
+
+
 @pytest.mark.parametrize("greedy", [0, 1])
 def test_ras_draws_again_by_the_logits_themselves(greedy: int) -> None:
     """The first draw can only be id 3, which was drawn before: the second draw is from the whole distribution."""

@@ -93,7 +93,7 @@ def sample(
     """Draw one id for each row: penalty and mask if given, temperature, top-k, top-p, then one uniform number.
 
     logits [B, V]; uniform [B]. Greedy rows take the largest logit after penalty and mask. The draw inverts the
-    distribution in id order, so a row's result does not depend on its neighbours.
+    distribution in id order, so a row's result does not depend on its neighbours. A row with NaN gets some id.
     """
     logits = logits.float()
     if mask is not None:
@@ -107,7 +107,8 @@ def sample(
     kth = ranked.gather(-1, limit[:, None] - 1)
     ranked_probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(-1)
     before = ranked_probs.cumsum(-1) - ranked_probs
-    kept = ((before < params.top_p[:, None]) | (rank == 0)) & (ranked >= kth)
+    # The first is kept even if it is NaN: a row whose numbers have gone wrong must not fail the call for all others.
+    kept = (rank == 0) | ((before < params.top_p[:, None]) & (ranked >= kth))
     lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
     drawn = _invert(weights, uniform)
