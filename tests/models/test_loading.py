@@ -231,6 +231,12 @@ def test_defaults_come_from_the_checkpoints_own_generation_config(folder: Path) 
     assert (a == b).all()
 
 
+@pytest.mark.parametrize("most", [0, -3])
+def test_a_checkpoint_that_may_draw_nothing_is_refused(folder: Path, most: int) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": most}))
+    refuses(folder, f"max_new_tokens must be at least 1, not {most}")
+
+
 def test_devices_and_dtypes_are_checked(folder: Path) -> None:
     for options, says in (
         ({"device": "tpu"}, "tpu"),

@@ -288,6 +288,8 @@ def _generation_defaults(path: Path) -> tuple[tuple[Knob, ...], int]:
     """The file's values over the official library's fallbacks, which apply key by key."""
     raw = {key: value for key, value in (read_json(path) if path.exists() else {}).items() if value is not None}
     most = strict.build(_GenerationFile, raw, str(path), error=CheckpointError, lenient=True)
+    if most.max_new_tokens < 1:
+        raise CheckpointError(f"{path}: max_new_tokens must be at least 1, not {most.max_new_tokens}")
     try:
         return with_defaults(raw), most.max_new_tokens
     except BadSampling as e:
