@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
+from sonant.models.qwen3_tts.prompter import load_prompter
 
 MODEL, CODEC = "config.json", "speech_tokenizer/config.json"
 # the file of each part, and the keys that lead to it
@@ -195,3 +198,42 @@ def test_another_frame_size_is_read_if_all_agree(folder: Path) -> None:
     change(folder, "encoder", {"upsampling_ratios": [6, 5, 4], "frame_rate": 100.0})
     change(folder, "codec", {"decode_upsample_rate": 240, "encode_downsample_rate": 240})
     assert Qwen3TTSConfig.read(folder).codec.samples_per_frame == 240
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "says"),
+    [
+        ("model", {"tts_pad_token_id": 10**6}, "tts_pad_token_id is 1000000, but talker_config.text_vocab_size is 384"),
+        ("model", {"im_end_token_id": -1}, "im_end_token_id is -1, but talker_config.text_vocab_size is 384"),
+        ("talker", {"codec_bos_id": 3072}, "codec_bos_id is 3072, but talker_config.vocab_size is 3072"),
+        ("talker", {"codec_language_id": {"english": 5000}}, "codec_language_id: english is 5000, but"),
+        ("talker", {"spk_id": {"anna": 3072}}, "spk_id: anna is 3072, but talker_config.vocab_size is 3072"),
+        ("talker", {"spk_id": {"anna": -5}}, "spk_id: anna is -5, but talker_config.vocab_size is 3072"),
+        ("talker", {"spk_is_dialect": {"anna": "klingon"}}, "anna is 'klingon', which codec_language_id lacks"),
+    ],
+)
+def test_an_id_without_a_vector_of_its_own_is_refused(
+    folder: Path, part: str, values: dict[str, Any], says: str
+) -> None:
+    change(folder, part, values)
+    assert says in refused(folder)
+
+
+def test_a_checkpoint_of_fixed_voices_has_one(folder: Path) -> None:
+    change(folder, "model", {"tts_model_type": "custom_voice"})
+    change(folder, "talker", {"spk_id": {}})
+    assert "spk_id is empty, but a custom_voice checkpoint has voices" in refused(folder)
+
+
+@pytest.mark.parametrize("spoilt", ["another id", "missing"])
+def test_the_tokens_around_a_text_are_the_models_own(folder: Path, spoilt: str) -> None:
+    path = folder / "tokenizer_config.json"
+    raw = json.loads(path.read_text())
+    (number,) = (i for i, entry in raw["added_tokens_decoder"].items() if entry["content"] == "<|im_end|>")
+    entry = raw["added_tokens_decoder"].pop(number)
+    if spoilt == "another id":
+        raw["added_tokens_decoder"]["2"] = entry
+    path.write_text(json.dumps(raw))
+    says = {"missing": "lacks the token <|im_end|>", "another id": f"<|im_end|> is 2, but config.json's id is {number}"}
+    with pytest.raises(CheckpointError, match=re.escape(says[spoilt])):
+        load_prompter(folder, EngineConfig())

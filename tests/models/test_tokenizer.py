@@ -118,3 +118,13 @@ def test_merges_that_were_cut_short_are_refused(tmp_path: Path, kept: int) -> No
     path.write_text("".join(["#version: 0.2\n", *lines[:kept]]), encoding="utf-8")
     with pytest.raises(CheckpointError, match=rf"merges\.txt has {kept} merges, fewer than .* fetch it again"):
         TextTokenizer(tmp_path)
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, None)
+    count = len(json.loads((tmp_path / "vocab.json").read_text()))
+    TextTokenizer(tmp_path, most=count)
+    with pytest.raises(
+        CheckpointError, match=rf"vocab\.json has {count} tokens, but .* text_vocab_size is {count - 1}"
+    ):
+        TextTokenizer(tmp_path, most=count - 1)

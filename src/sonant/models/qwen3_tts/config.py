@@ -17,6 +17,7 @@ from sonant import strict
 from sonant.errors import BadSampling, CheckpointError
 from sonant.models.published import Published, agree, read_json
 from sonant.models.qwen3_tts import supported
+from sonant.models.qwen3_tts.ids import check_ids
 from sonant.models.qwen3_tts.knobs import with_defaults
 from sonant.sampling import Knob
 
@@ -241,7 +242,7 @@ class Qwen3TTSConfig:
             ("code_predictor_config.vocab_size", predictor.vocab_size, "codebook_size", codec.decoder.codebook_size),
         )
         knobs, max_new_tokens = _generation_defaults(folder / "generation_config.json")
-        return cls(
+        config = cls(
             kind=file.tts_model_type,
             size=file.tts_model_size,
             talker=talker,
@@ -256,6 +257,8 @@ class Qwen3TTSConfig:
             knobs=knobs,
             max_new_tokens=max_new_tokens,
         )
+        check_ids(config, str(path))
+        return config
 
 
 def _predictor(talker_file: Mapping[str, Any], talker: TalkerConfig, where: str) -> DecoderStackConfig:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sonant.errors import BadText, UnknownLanguage, UnknownVoice, Unsupported
+from sonant.errors import BadText, CheckpointError, UnknownLanguage, UnknownVoice, Unsupported
 from sonant.models.prompt import Ints
+from sonant.models.published import agree
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.layout import Layout
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
@@ -38,10 +39,19 @@ class PromptBuilder:
     def __init__(self, config: Qwen3TTSConfig, tokenizer: TextTokenizer, front_end: FrontEnd | None = None) -> None:
         """`front_end` rewrites the text to be spoken; None, as for every published checkpoint, leaves it alone."""
         self.config, self.tokenizer, self.front_end = config, tokenizer, front_end
+        self._check_tokenizer()
         talker = config.talker
         self.voices = tuple(talker.spk_id) if config.kind == "custom_voice" else ()
         self._by_key = {name.lower(): name for name in self.voices}  # a fine-tuned voice may be named "Anna"
         self.languages = ("auto", *(name for name in talker.codec_language_id if "dialect" not in name))
+
+    def _check_tokenizer(self) -> None:
+        """Raise unless the tokens around a turn, by which a text is cut out of it, are the model's own."""
+        c, added, where = self.config, self.tokenizer.added, str(self.tokenizer.path)
+        for token, number in (("<|im_start|>", c.im_start_token_id), ("<|im_end|>", c.im_end_token_id)):
+            if token not in added:
+                raise CheckpointError(f"{where} lacks the token {token}; get the file published with this model")
+            agree(where, (token, added[token], "config.json's id", number))
 
     def layout(self, request: SpeechRequest) -> Layout:
         voice = self._voice(request)

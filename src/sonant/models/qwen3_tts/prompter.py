@@ -92,7 +92,8 @@ def load_prompter(folder: Path, options: EngineConfig, *, read_now: bool = True)
     if options.codec is not None:
         raise ConfigError("this model's codec is in its own folder; leave --codec out, and SONANT_CODEC")
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
-    builder = PromptBuilder(config, TextTokenizer(folder, read_now=read_now), _front_end(folder, manifest))
+    tokenizer = TextTokenizer(folder, read_now=read_now, most=config.talker.text_vocab_size)
+    builder = PromptBuilder(config, tokenizer, _front_end(folder, manifest))
     frame_s = config.codec.samples_per_frame / config.codec.sample_rate
     return Qwen3TTSPrompter(config, builder, _budget(options, manifest, frame_s), manifest.segment_chars)
 

@@ -31,10 +31,12 @@ PLACEHOLDER = "{text}"
 class TextTokenizer:
     """Byte-level BPE from vocab.json and merges.txt; `added` are the control tokens and their ids."""
 
-    def __init__(self, folder: Path, *, read_now: bool = True) -> None:
-        """Without `read_now` the two files, which take longest to load, are read by `read` or for the first text."""
-        self._folder = folder
-        self.added: Mapping[str, int] = _added_tokens(folder / "tokenizer_config.json")
+    def __init__(self, folder: Path, *, read_now: bool = True, most: int | None = None) -> None:
+        """Without `read_now` the two files, which take longest to load, are read by `read` or for the first text.
+        `most`: how many tokens the model has vectors for."""
+        self._folder, self._most = folder, most
+        self.path = folder / "tokenizer_config.json"
+        self.added: Mapping[str, int] = _added_tokens(self.path)
         # The BPE itself does not know them, so that no text can spell one. Longest first, because that is how they
         # are matched officially.
         longest_first = sorted(self.added, key=len, reverse=True)
@@ -50,7 +52,13 @@ class TextTokenizer:
         """The tokenizer; the files are read in the first call only."""
         with self._reading:
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer(self._folder)
+                made = _tokenizer(self._folder)
+                if self._most is not None and made.get_vocab_size() > self._most:
+                    raise CheckpointError(
+                        f"{self._folder / 'vocab.json'} has {made.get_vocab_size()} tokens, but config.json's "
+                        f"text_vocab_size is {self._most}; get both files from one published folder"
+                    )
+                self._tokenizer = made
             return self._tokenizer
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
@@ -94,7 +102,7 @@ def _added_tokens(path: Path) -> dict[str, int]:
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path} lacks 'added_tokens_decoder'")
     try:
-        return {entry["content"]: int(i) for i, entry in entries.items()}
+        return {str(entry["content"]): int(i) for i, entry in entries.items()}
     except (KeyError, TypeError, ValueError) as e:
         raise CheckpointError(f"{path}: 'added_tokens_decoder' does not map ids to tokens ({e!r})") from e
 
