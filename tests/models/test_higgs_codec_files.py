@@ -66,6 +66,9 @@ def test_both_forms_of_the_published_config_say_the_same(tmp_path: Path) -> None
         ("semantic_model_config", "hidden_act", "gelu_new", "hidden_act is 'gelu_new'"),
         ("semantic_model_config", "num_attention_heads", 7, "num_attention_heads is 7"),
         ("semantic_model_config", "conv_kernel", [10, 3], "conv_kernel is"),
+        ("", "sample_rate", 0, "sample_rate is 0"),
+        ("", "channel_ratios", 1, "channel_ratios is 1"),
+        ("semantic_model_config", "hidden_size", -768, "hidden_size is -768; a size or an id is from 0"),
     ],
 )
 def test_what_is_not_followed_is_refused_by_name(
@@ -75,6 +78,13 @@ def test_what_is_not_followed_is_refused_by_name(
     (raw[place] if place else raw)[key] = value
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path, raw)
+
+
+@pytest.mark.parametrize(("key", "default"), [("hidden_size", 768), ("conv_dim", (512,) * 7)])
+def test_null_stands_for_the_default_that_others_are_measured_by(tmp_path: Path, key: str, default: object) -> None:
+    raw: dict[str, Any] = copy.deepcopy(PUBLISHED)
+    raw["semantic_model_config"] |= {key: None, "num_attention_heads": 12, "conv_kernel": [10, 3, 3, 3, 3, 2, 2]}
+    assert getattr(read(tmp_path, raw).semantic, key) == default
 
 
 @pytest.mark.parametrize(

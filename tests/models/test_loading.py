@@ -202,6 +202,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
     for text, says in (
         ("[1]", "JSON object"),
         ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
         ('{"model_type": "llama"}', "'llama' is not one"),
     ):
         (tmp_path / "config.json").write_text(text)

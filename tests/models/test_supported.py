@@ -84,6 +84,7 @@ REFUSED = [
     ("encoder", "frame_rate", 25.0, "half of what"),
     ("encoder", "_frame_rate", 25.0, "half of what"),
     ("encoder", "frame_rate", "fast", "half of what"),
+    ("decoder", "sliding_window", 0, "a number from 1 on"),
     ("talker", "rope_scaling", "yarn", "rope_type 'default'"),
     ("talker", "layer_types", "full_attention", "'full_attention'"),
 ]
@@ -136,6 +137,12 @@ def test_the_newer_spelling_of_rotary_positions_is_read_like_the_old(folder: Pat
     assert "lacks 'rope_theta'" in refused(folder)
 
 
+@pytest.mark.parametrize("rate", [float("inf"), float("nan")])
+def test_a_sampling_rate_that_is_no_number_is_refused(folder: Path, rate: float) -> None:
+    change(folder, "encoder", {"sampling_rate": rate, "frame_rate": 12.5})
+    assert "frame_rate is 12.5; Sonant supports only half of what" in refused(folder)
+
+
 def test_a_window_of_the_codec_is_followed(folder: Path) -> None:
     change(folder, "decoder", {"sliding_window": 5})
     assert CodecConfig.read(folder / "speech_tokenizer").decoder.sliding_window == 5
@@ -174,6 +181,8 @@ def test_a_codec_of_other_codebooks_than_the_talkers_is_refused(folder: Path) ->
         ({"hidden_size": "64"}, "hidden_size must be a whole number, not '64'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number, not nan"),
         ({"codec_language_id": {"english": "2050"}}, "codec_language_id: english must be a whole number"),
+        ({"hidden_size": -64}, "hidden_size is -64; a size or an id is from 0 to 16777216"),
+        ({"max_position_embeddings": 10**30}, "a size or an id is from 0 to 16777216"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(folder: Path, values: dict[str, Any], says: str) -> None:

@@ -179,6 +179,26 @@ def test_a_model_that_scales_its_embeddings_is_refused(
         VoxCPM2Config.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value", "says"),
+    [
+        ("lm_config", "max_position_embeddings", 0, "max_position_embeddings is 0"),
+        ("lm_config", "hidden_size", -64, "hidden_size is -64; a size or an id is from 0"),
+        ("lm_config", "intermediate_size", 10**30, "intermediate_size is 10+; a size or an id is from 0 to 16777216"),
+        ("dit_config", "cfm_config", [0], "cfm_config must hold keys and values"),
+        ("", "patch_size", 0, "patch_size is 0"),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused(
+    tiny_voxcpm2: Path, tmp_path: Path, part: str, key: str, value: object, says: str
+) -> None:
+    config = json.loads((tiny_voxcpm2 / "config.json").read_text())
+    (config[part] if part else config)[key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=says):
+        VoxCPM2Config.read(tmp_path)
+
+
 class Loud:
     """Runs code when it is unpickled in the ordinary way."""
 

@@ -17,6 +17,7 @@ from sonant import strict
 from sonant.errors import CheckpointError
 
 Raw = Mapping[str, Any]
+MOST = 2**24  # of a size or an id; the product of two still fits into what torch counts memory in
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -40,6 +41,10 @@ class Rule:
 
 def only(key: str, value: object) -> Rule:
     return Rule(key, repr(value), lambda given, _: bool(given == value))
+
+
+def at_least_one(key: str) -> Rule:
+    return Rule(key, "a number from 1 on", lambda given, _: bool(given >= 1))
 
 
 def _whole_groups(given: Any, raw: Raw) -> bool:
@@ -81,7 +86,11 @@ class Published:
 
     @classmethod
     def from_dict(cls, raw: Raw, where: str) -> Self:
-        named = with_rope_theta(raw, where)
+        named = with_rope_theta(raw, where) if isinstance(raw, Mapping) else raw
         built = strict.build(cls, named, where, error=CheckpointError, lenient=True)
+        for name, value in vars(built).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and not 0 <= number <= MOST:
+                    raise CheckpointError(f"{where}: {name} is {value!r}; a size or an id is from 0 to {MOST}")
         check(raw, cls.rules, where)
         return built

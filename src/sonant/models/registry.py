@@ -113,7 +113,7 @@ def _module_for(folder: Path, part: str) -> ModuleType:
         raise CheckpointError(f"{folder} holds no config.json, so it is not a checkpoint folder")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RecursionError) as e:
         raise CheckpointError(f"{path} cannot be read as a JSON object: {e}") from e
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} cannot be read as a JSON object: it holds something else")

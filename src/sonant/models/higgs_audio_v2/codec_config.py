@@ -14,7 +14,7 @@ from typing import Any
 
 from sonant.errors import CheckpointError
 from sonant.models.higgs_audio_v2.config import CODEBOOKS
-from sonant.models.published import Published, Raw, Rule, agree, only, read_json
+from sonant.models.published import Published, Raw, Rule, agree, at_least_one, only, read_json
 
 _CODES = 1024
 _SAMPLE_RATE = 24_000
@@ -27,11 +27,13 @@ def _whole(low: int) -> Any:
 
 
 def _divides_hidden_size(given: Any, raw: Raw) -> bool:
-    return given > 0 and raw.get("hidden_size", SemanticConfig.hidden_size) % given == 0
+    size = raw.get("hidden_size")
+    return given > 0 and (SemanticConfig.hidden_size if size is None else size) % given == 0
 
 
 def _as_many_as_conv_dim(given: Any, raw: Raw) -> bool:
-    return len(given) == len(raw.get("conv_dim", SemanticConfig.conv_dim))
+    dims = raw.get("conv_dim")
+    return len(given) == len(SemanticConfig.conv_dim if dims is None else dims)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _odd(given: Any, _: Raw) -> bool:
 
 
 def _ones(given: Any, _: Raw) -> bool:
-    return all(n == 1 for n in given)
+    return isinstance(given, list) and all(n == 1 for n in given)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class _SecondForm(Published):
         Rule("unit_kernel_size", _ODD, _odd),
         Rule("strides", _ONES, _ones),
         Rule("channel_ratios", _ONES, _ones),
+        at_least_one("sample_rate"),
     )
 
     target_bandwidths: tuple[float, ...] = (0.5, 1, 1.5, 2, 4)  # kbit/s; the last one gives the number of quantizers

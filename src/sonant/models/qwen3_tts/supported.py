@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sonant.models.published import WHOLE_GROUPS, Raw, Rule, only
+from sonant.models.published import WHOLE_GROUPS, Raw, Rule, at_least_one, only
 
 _HARMLESS_IN_ROPE = ("mrope_section", "interleaved", "mrope_interleaved", "rope_theta")
 
@@ -41,7 +41,13 @@ def _plain_rope(given: Any, _: Raw) -> bool:
 def _halves_the_rate(given: Any, raw: Raw) -> bool:
     """Officially Mimi's last convolution is built for the ratio of two frame rates; ours is for the published ratio."""
     rate, hop = raw.get("sampling_rate") or 24000, math.prod(raw["upsampling_ratios"])
-    if not isinstance(given, int | float) or not isinstance(rate, int | float) or given <= 0 or hop <= 0:
+    if (
+        not isinstance(given, int | float)
+        or not isinstance(rate, int | float)
+        or given <= 0
+        or hop <= 0
+        or not math.isfinite(rate)
+    ):
         return False
     return math.ceil(rate / hop) / given == 2
 
@@ -70,6 +76,7 @@ CODEC_DECODER = (
     only("hidden_act", "silu"),
     only("use_qk_norm", False),
     only("num_semantic_quantizers", 1),  # the official decoder has one whatever the file says
+    at_least_one("sliding_window"),  # a position sees itself
     _all_layers("sliding_attention"),
 )
 CODEC_ENCODER = (

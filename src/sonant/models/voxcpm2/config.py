@@ -14,7 +14,7 @@ from typing import Any
 from sonant import strict
 from sonant.errors import CheckpointError
 from sonant.layers.rope_scaling import LongRope
-from sonant.models.published import WHOLE_GROUPS, Published, Rule, only, read_json
+from sonant.models.published import MOST, WHOLE_GROUPS, Published, Rule, at_least_one, only, read_json
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class LanguageModelConfig(Published):
     rules = (
         only("use_mup", False),
         WHOLE_GROUPS,
+        at_least_one("max_position_embeddings"),
         Rule("kv_channels", "an even number", lambda given, _: given % 2 == 0),
     )
 
@@ -44,7 +45,7 @@ class LanguageModelConfig(Published):
     def rope(self, where: str) -> LongRope:
         """One table for all lengths: as officially, `max_position_embeddings` decides which factors apply."""
         kind, original = self.rope_scaling.get("type"), self.rope_scaling.get("original_max_position_embeddings")
-        if kind != "longrope" or not isinstance(original, int) or original < 2:
+        if kind != "longrope" or not isinstance(original, int) or not 2 <= original <= MOST:
             raise CheckpointError(f"{where}: rope_scaling is of type {kind!r}; Sonant supports only 'longrope'")
         key = "long_factor" if self.max_position_embeddings > original else "short_factor"
         given = self.rope_scaling.get(key)
@@ -75,7 +76,7 @@ class FlowConfig(Published):
 
 @dataclass(frozen=True)
 class _File(Published):
-    rules = (only("residual_lm_no_rope", True), only("scalar_quantization_scale", 9))
+    rules = (only("residual_lm_no_rope", True), only("scalar_quantization_scale", 9), at_least_one("patch_size"))
 
     lm_config: dict[str, Any]
     encoder_config: dict[str, Any]

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sonant.errors import CheckpointError
-from sonant.models.published import Published, Raw, Rule, agree, only
-
-
-def _at_least_one(given: Any, _: Raw) -> bool:
-    return given >= 1
+from sonant.models.published import Published, Raw, Rule, agree, at_least_one, only
 
 
 def _rates(given: Any, _: Raw) -> bool:
@@ -41,10 +37,10 @@ class VAEConfig(Published):
         only("cond_out_layer", False),
         # The two differ only in how training initialises them; the others condition in other ways.
         Rule("cond_type", "'scale_bias'", lambda given, _: given in ("scale_bias", "scale_bias_init")),
-        Rule("encoder_dim", "a number from 1 on", _at_least_one),
-        Rule("latent_dim", "a number from 1 on", _at_least_one),
-        Rule("sample_rate", "a number from 1 on", _at_least_one),
-        Rule("out_sample_rate", "a number from 1 on", _at_least_one),
+        at_least_one("encoder_dim"),
+        at_least_one("latent_dim"),
+        at_least_one("sample_rate"),
+        at_least_one("out_sample_rate"),
         Rule("encoder_rates", "whole numbers from 1 on", _rates),
         Rule("decoder_rates", "whole numbers from 1 on", _rates),
         Rule("decoder_dim", "what can be halved for each of decoder_rates", _halves_with_every_rate),
