@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from sonant.errors import BadAudio
 
 _FORMAT = "sonant-voice"
+_KINDS = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"})  # that numpy has
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
@@ -60,7 +61,13 @@ class Voice:
                 meta = f.metadata() or {}
                 if meta.get("format") != _FORMAT:
                     raise BadAudio(f"{path} is not a saved Sonant voice; make one with Voice.save")
-                tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (it is no mapping)
+                names = list(f.keys())
+                for name in names:
+                    if (kind := f.get_slice(name).get_dtype()) not in _KINDS:
+                        raise BadAudio(
+                            f"{path}: its {name} is stored as {kind}, which no saved voice is; encode it again"
+                        )
+                tensors = {name: f.get_tensor(name) for name in names}
         except (SafetensorError, OSError) as e:
             raise BadAudio(f"{path} cannot be read as a saved voice: {e}") from e
         return cls(tensors, meta.get("text") or None, meta.get("name", "clone"), meta.get("family"))

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 from safetensors.numpy import save
+from safetensors.torch import save as save_torch
 
 import sonant
 from clips import reference_clip
@@ -173,6 +175,14 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(BadAudio, match="cannot be read as a saved voice"):
         Voice.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_a_voice_of_numbers_that_none_is_saved_in_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    made = save_torch({"embedding": torch.ones(64, dtype=dtype)}, metadata={"format": "sonant-voice"})
+    (tmp_path / "me.voice").write_bytes(made)
+    with pytest.raises(BadAudio, match=r"its embedding is stored as .*, which no saved voice is"):
+        Voice.load(tmp_path / "me.voice")
 
 
 def test_a_voice_whose_numbers_lie_in_another_order_survives_a_file(tmp_path: Path) -> None:
