@@ -107,6 +107,7 @@ def test_the_model_can_come_from_the_environment(run: Run, monkeypatch: pytest.M
     monkeypatch.setenv("SONANT_MODEL", "from-the-environment")
     assert "from-the-environment is not a folder" in refusal(run, *SAY)
     assert "from-the-option is not a folder" in refusal(run, *SAY, "--model", "from-the-option")
+    assert "aaa cannot be opened: File name too long" in refusal(run, *SAY, "--model", "a" * 300)
 
 
 def test_a_dialogue_has_no_one_voice(run: Run) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from models.small_higgs_codec import CONFIG, random_weights, write_boson, write_native
 from sonant.errors import CheckpointError
 from sonant.models.higgs_audio_v2.codec_config import CodecConfig
+from sonant.models.higgs_audio_v2.codec_place import codec_place
 from sonant.models.higgs_audio_v2.codec_weights import StoredCodec, load_codec, open_codec
 
 FIRST_FORM = {
@@ -160,6 +161,15 @@ def test_a_copy_of_the_language_model_is_not_taken_for_the_codec(tmp_path: Path)
     (folder / "model.pth").unlink()
     with pytest.raises(CheckpointError, match=r"holds the language model, not the codec: fetch .*model\.pth"):
         open_codec(tmp_path, None)
+
+
+@pytest.mark.parametrize("place", ["a" * 300, "~nobody-has-this-name/codec"])
+@pytest.mark.parametrize("named_by", ["the user", "the processor"])
+def test_a_place_that_cannot_be_looked_at_is_told_so(tmp_path: Path, place: str, named_by: str) -> None:
+    """As one inside another user's folder cannot: transformers records the path on the machine that saved the model."""
+    (tmp_path / "processor_config.json").write_text(json.dumps({"audio_tokenizer": place}))
+    with pytest.raises(CheckpointError, match=r"the codec at .* cannot be opened \(.*\): name the folder"):
+        codec_place(tmp_path, place if named_by == "the user" else None)
 
 
 def test_no_codec_says_where_it_was_looked_for(tmp_path: Path) -> None:

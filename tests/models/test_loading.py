@@ -209,6 +209,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
         refuses(tmp_path, says)
 
 
+def test_a_folder_that_cannot_be_looked_at_is_told_so() -> None:
+    """As one inside another user's folder cannot; here its name is too long."""
+    refuses(Path("a" * 300), "aaa cannot be opened: File name too long; give a folder")
+
+
 @pytest.mark.parametrize(
     ("file", "key"),
     [

@@ -43,4 +43,12 @@ def given_folder(given: str | None) -> Path | None:
     name = given or os.environ.get(VARIABLE)
     if not name:
         return None
-    return Path(name) if Path(name).exists() else downloaded(name) or Path(name)
+    return Path(name) if _exists(Path(name)) else downloaded(name) or Path(name)
+
+
+def _exists(path: Path) -> bool:
+    """What cannot be looked at may be there: who opens it is told why it cannot be."""
+    try:
+        return path.exists()
+    except OSError:
+        return True

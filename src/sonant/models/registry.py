@@ -107,9 +107,13 @@ def all_knobs() -> dict[str, list[Knob]]:
 
 def _module_for(folder: Path, part: str) -> ModuleType:
     path = folder / "config.json"
-    if not folder.is_dir():
+    try:
+        is_folder, has_config = folder.is_dir(), path.is_file()
+    except OSError as e:  # such as a folder above it that this user may not enter
+        raise CheckpointError(f"{folder} cannot be opened: {e.strerror}; give a folder that this user can read") from e
+    if not is_folder:
         raise CheckpointError(f"{folder} is not a folder; give the folder of a published checkpoint")
-    if not path.is_file():
+    if not has_config:
         raise CheckpointError(f"{folder} holds no config.json, so it is not a checkpoint folder")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

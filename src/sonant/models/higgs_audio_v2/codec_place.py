@@ -9,13 +9,21 @@ from sonant.models.higgs_audio_v2.codec_config import CodecConfig
 from sonant.models.published import read_json
 
 TO_FETCH = "config.json and model.pth of bosonai/higgs-audio-v2-tokenizer, or a copy that transformers wrote"
+_PROCESSOR = "processor_config.json"
 _SUBFOLDERS = ("audio_tokenizer", "codec", "higgs-audio-v2-tokenizer")
 
 
 def codec_place(folder: Path, elsewhere: str | None) -> Path:
     """The codec's folder or file, for the model in `folder`; `elsewhere` takes precedence over all places in it."""
-    place = Path(elsewhere).expanduser() if elsewhere is not None else _inside(folder)
-    if not place.exists():
+    try:
+        place = Path(elsewhere).expanduser() if elsewhere is not None else _inside(folder)
+        there = place.exists()
+    except (OSError, RuntimeError) as e:  # RuntimeError: "~" of nobody on this machine
+        told = elsewhere if elsewhere is not None else f"the place that {folder / _PROCESSOR} names"
+        raise CheckpointError(
+            f"the codec at {told} cannot be opened ({e}): name the folder that holds {TO_FETCH}"
+        ) from e
+    if not there:
         raise CheckpointError(f"there is no codec at {place}: name the folder that holds {TO_FETCH}")
     return place
 
@@ -40,7 +48,7 @@ def _inside(folder: Path) -> Path:
 
 def _named_by_processor(folder: Path) -> Path | None:
     """The place that transformers recorded: a path or a repository's name, which may exist beside or in the folder."""
-    path = folder / "processor_config.json"
+    path = folder / _PROCESSOR
     entry = read_json(path).get("audio_tokenizer") if path.exists() else None
     name = entry.get("audio_tokenizer_name_or_path") if isinstance(entry, dict) else entry
     return folder / Path(name).expanduser() if isinstance(name, str) and name else None
