@@ -79,6 +79,12 @@ def alike(rows: int, **values: float) -> SamplingParams:
     return SamplingParams(**{name: torch.full((rows,), value) for name, value in named.items()})
 
 
+def test_a_top_p_of_one_keeps_even_the_least_likely_ids() -> None:
+    logits = 4 * torch.randn(8, 3072, generator=torch.Generator().manual_seed(3))
+    drawn = reference.sample(logits, torch.zeros(8), alike(8))  # the first id that is kept
+    assert (drawn == 0).all()
+
+
 @pytest.mark.parametrize("strange", [math.nan, math.inf])
 def test_a_row_whose_logits_have_gone_wrong_draws_some_id_and_does_not_disturb_the_others(strange: float) -> None:
     logits = torch.randn(3, 1, 50, generator=torch.Generator().manual_seed(1))

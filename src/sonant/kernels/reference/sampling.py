@@ -108,7 +108,9 @@ def sample(
     ranked_probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(-1)
     before = ranked_probs.cumsum(-1) - ranked_probs
     # The first is kept even if it is NaN: a row whose numbers have gone wrong must not fail the call for all others.
-    kept = (rank == 0) | ((before < params.top_p[:, None]) & (ranked >= kth))
+    # Sums of rounded numbers reach 1 before the last id: a top-p of 1 keeps all whatever they say.
+    inside = (before < params.top_p[:, None]) | (params.top_p >= 1)[:, None]
+    kept = (rank == 0) | (inside & (ranked >= kth))
     lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
     drawn = _invert(weights, uniform)
