@@ -74,6 +74,20 @@ def test_what_one_server_has_acknowledged_all_others_speak_at_once(url: str, tmp
 
 
 @needs_server
+def test_an_upload_is_judged_by_what_others_have_written_by_now(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A speaker's consent, the upload that rests on it, and a deletion may each reach another server."""
+    monkeypatch.setattr(bucket_index, "FRESH_S", 60.0)
+    here, there = opened(url, tmp_path / "here"), opened(url, tmp_path / "there", max_consents=1)
+    consent = here.consents.add(b"RIFF yes", "en", "mine")
+    made = put(there, "Bea", consent_id=consent.id)
+    here.delete(made.id)
+    here.consents.delete(consent.id)
+    put(there, "Bea", consent_id=there.consents.add(b"RIFF yes", "en", "mine").id)
+
+
+@needs_server
 def test_a_server_that_is_new_finds_all_that_was_kept(url: str, tmp_path: Path) -> None:
     first = opened(url, tmp_path / "first")
     consent = first.consents.add(b"RIFF yes", "en", "mine")

@@ -42,6 +42,7 @@ class Consents:
             raise BadRequest("the consent recording is empty")
         if len(recording) > self.max_bytes:
             raise BadRequest(f"the consent recording is {len(recording):,} bytes; at most {self.max_bytes:,} are kept")
+        self.index.refresh()
         with self.index.reading() as db:
             self._check_room(db)
         with self.files.staging(self.index) as staging:

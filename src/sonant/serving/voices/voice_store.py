@@ -131,6 +131,7 @@ class VoiceStore:
             raise BadRequest(f"the clip is {len(clip):,} bytes; at most {self.options.max_clip_bytes:,} are kept")
         consent_statement = self._consent(consent_id, consent_statement)
         self.index.check_current()
+        self.index.refresh()
         with self.index.reading() as db:  # Most refusals come here, before anything is written.
             self._admit(db, name, consent_id)
         with self.files.staging(self.index) as staging:
