@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.voice_stores import put
+from serving.voice_stores import files_of, put
 from sonant.errors import ConfigError, StoreError, UnknownVoice, VoiceExists
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices import bucket_index
@@ -170,6 +171,21 @@ def test_what_a_crash_left_behind_is_collected_and_a_damaged_copy_is_fetched_aga
     assert set(bucket.ages("files")) == {made.file}
     again.load(again.get("eve"))
     assert not again.get("eve").broken
+
+
+@needs_server
+def test_copies_of_what_another_server_deleted_are_collected(url: str, tmp_path: Path) -> None:
+    here, there = opened(url, tmp_path / "here"), opened(url, tmp_path / "there")
+    kept, gone = put(here, "Gus"), put(here, "Hal", clip=b"RIFF Hal")
+    for made in (kept, gone):
+        there.load(made)
+    there.clip(gone)
+    assert len(files_of(there)) == 3
+    here.delete(gone.id)
+    (there.files.folder / ".0123456789abcdef.part").write_bytes(b"of an upload that was killed")
+    for name in files_of(there) - {kept.file}:
+        os.utime(there.files.folder / name, (0, 0))
+    assert files_of(opened(url, tmp_path / "there")) == {kept.file}
 
 
 @needs_server

@@ -1,7 +1,7 @@
 """The voice store's files in a bucket, with a local folder that has a copy of each file that was used here.
 
 Files are named by their content and never change, so a copy is valid if its hash matches. A file that another server
-deleted is not asked for, since its row is gone.
+deleted is not asked for, since its row is gone; its copy is removed when the store is next opened here.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ class BucketFiles(ContentFiles):
             logger.warning("files that nobody needs stay until the store is next opened: %s", e)
 
     def collect(self, index: StoreIndex, age_s: float) -> None:
-        """Look into the bucket first, and take its lease only if there is something to collect."""
+        """Remove copies that no row needs any more, of voices that another server deleted for example. Look into the
+        bucket before its lease is taken, since there is seldom anything to collect."""
         try:
             with index.reading() as db:
                 wanted = wanted_files(db)
+            self._remove_unwanted(wanted, age_s)
             left = [name for name, old_s in self.bucket.ages(_FOLDER).items() if old_s > age_s and name not in wanted]
             if left:
                 self.release(index, left)
-        except StoreError as e:
+        except (StoreError, OSError) as e:
             logger.warning("leftovers in the bucket of voices were not collected: %s", e)
 
     def any_named(self) -> bool:

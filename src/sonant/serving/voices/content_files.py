@@ -21,7 +21,7 @@ from sonant.serving.voices.store_index import StoreIndex, wanted_files
 
 logger = logging.getLogger(__name__)
 
-_NAMED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
+NAMED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 _STAGED = re.compile(r"\.[0-9a-f]{16}\.part")
 
 
@@ -76,23 +76,27 @@ class ContentFiles:
 
     def collect(self, index: StoreIndex, age_s: float) -> None:
         """Remove our files that no row needs. Young ones stay: another process may be about to publish them."""
-        removed = 0
-        youngest = time.time() - age_s
         try:
             with index.writing() as db:
-                wanted = wanted_files(db)
-                for entry in list(os.scandir(self.folder)):
-                    ours = _NAMED.fullmatch(entry.name) or _STAGED.fullmatch(entry.name)
+                self._remove_unwanted(wanted_files(db), age_s)
+        except (StoreError, OSError) as e:  # Voices can still be read, on a read-only disk for example.
+            logger.warning("leftovers in the voice store were not collected: %s", e)
+
+    def _remove_unwanted(self, wanted: Collection[str], age_s: float) -> None:
+        removed, youngest = 0, time.time() - age_s
+        try:
+            for entry in list(os.scandir(self.folder)):
+                ours = NAMED.fullmatch(entry.name) or _STAGED.fullmatch(entry.name)
+                with suppress(FileNotFoundError):  # another process may be doing the same
                     if ours and entry.name not in wanted and entry.stat(follow_symlinks=False).st_mtime < youngest:
                         os.unlink(entry.path)
                         removed += 1
-        except (StoreError, OSError) as e:  # Voices can still be read, on a read-only disk for example.
-            logger.warning("leftovers in the voice store were not collected: %s", e)
-        if removed:
-            logger.info("removed %d leftover files from the voice store", removed)
+        finally:
+            if removed:
+                logger.info("removed %d leftover files from the voice store", removed)
 
     def any_named(self) -> bool:
-        return any(_NAMED.fullmatch(name) for name in os.listdir(self.folder))
+        return any(NAMED.fullmatch(name) for name in os.listdir(self.folder))
 
 
 class Staging:
