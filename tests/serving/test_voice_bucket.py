@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.conftest import wait_for
 from serving.voice_stores import files_of, put
 from sonant.errors import ConfigError, StoreError, UnknownVoice, VoiceExists
 from sonant.serving.options import ServeOptions
@@ -186,6 +187,18 @@ def test_copies_of_what_another_server_deleted_are_collected(url: str, tmp_path:
     for name in files_of(there) - {kept.file}:
         os.utime(there.files.folder / name, (0, 0))
     assert files_of(opened(url, tmp_path / "there")) == {kept.file}
+
+
+@needs_server
+def test_what_others_keep_in_the_bucket_is_left_alone(url: str, tmp_path: Path) -> None:
+    bucket = Bucket(url)
+    bucket.put("files/report.pdf", b"somebody's")
+    store = opened(url, tmp_path / "here")
+    made = put(store, "Ida")
+    bucket.put(f"files/{'0' * 64}.clip", b"nobody's")
+    wait_for(lambda: min(bucket.ages("files").values()) > 0.01)
+    opened(url, tmp_path / "there", orphan_age_s=0.001)
+    assert set(bucket.ages("files")) == {made.file, "report.pdf"}
 
 
 @needs_server

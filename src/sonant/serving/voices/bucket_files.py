@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sonant.errors import StoreError
 from sonant.serving.voices.bucket import Bucket
-from sonant.serving.voices.content_files import ContentFiles, Staging
+from sonant.serving.voices.content_files import NAMED, ContentFiles, Staging
 from sonant.serving.voices.store_index import StoreIndex, wanted_files
 
 _FOLDER = "files"
@@ -66,14 +66,18 @@ class BucketFiles(ContentFiles):
             with index.reading() as db:
                 wanted = wanted_files(db)
             self._remove_unwanted(wanted, age_s)
-            left = [name for name, old_s in self.bucket.ages(_FOLDER).items() if old_s > age_s and name not in wanted]
+            left = [name for name, old_s in self._kept().items() if old_s > age_s and name not in wanted]
             if left:
                 self.release(index, left)
         except (StoreError, OSError) as e:
             logger.warning("leftovers in the bucket of voices were not collected: %s", e)
 
     def any_named(self) -> bool:
-        return bool(self.bucket.ages(_FOLDER))
+        return bool(self._kept())
+
+    def _kept(self) -> dict[str, float]:
+        """Our files in the bucket, with their ages in seconds."""
+        return {name: old_s for name, old_s in self.bucket.ages(_FOLDER).items() if NAMED.fullmatch(name)}
 
 
 class BucketStaging(Staging):
