@@ -202,6 +202,26 @@ def test_what_others_keep_in_the_bucket_is_left_alone(url: str, tmp_path: Path) 
 
 
 @needs_server
+def test_a_voice_is_not_damaged_when_the_bucket_cannot_be_reached(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = put(opened(url, tmp_path / "here"), "Jo")
+    there = opened(url, tmp_path / "there")
+    real = Bucket.get
+
+    def without_files(bucket: Bucket, key: str, unless: str | None = None) -> object:
+        if key.startswith("files/"):
+            raise StoreError("the bucket of voices cannot be used: timed out")
+        return real(bucket, key, unless)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "get", without_files)
+        with pytest.raises(StoreError, match=r"timed out$"):
+            there.load(made)
+    assert not there.get("jo").broken and there.load(made).text == "Jo"
+
+
+@needs_server
 def test_a_write_that_rests_on_what_has_changed_is_refused(url: str) -> None:
     bucket = Bucket(url)
     tag = bucket.put("a", b"1", absent=True)

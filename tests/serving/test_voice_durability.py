@@ -119,6 +119,20 @@ def test_a_damaged_voice_is_told_and_the_others_go_on(tmp_path: Path, damage: st
     assert store.load(put(store, "hurt")).text == "hurt"
 
 
+def test_a_voice_that_cannot_be_read_just_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_in(tmp_path)
+    record = put(store)
+
+    def too_many(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.open", too_many)
+        with pytest.raises(StoreError, match=r"Too many open files$"):
+            store.load(record)
+    assert not store.get("anna").broken and store.load(record).text == "Anna"
+
+
 def test_a_voice_deleted_by_another_server_is_unknown_not_broken(tmp_path: Path) -> None:
     here, elsewhere = store_in(tmp_path), store_in(tmp_path)
     record = put(here)

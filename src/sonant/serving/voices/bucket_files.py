@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sonant.errors import StoreError
 from sonant.serving.voices.bucket import Bucket
-from sonant.serving.voices.content_files import NAMED, ContentFiles, Staging
+from sonant.serving.voices.content_files import NAMED, ContentFiles, Lost, Staging
 from sonant.serving.voices.store_index import StoreIndex, wanted_files
 
 _FOLDER = "files"
@@ -40,7 +40,7 @@ class BucketFiles(ContentFiles):
         except StoreError:  # It was never here, or is damaged here.
             found = self.bucket.get(f"{_FOLDER}/{name}")
             if found is None:
-                raise StoreError(f"{name} is missing in the bucket of voices") from None
+                raise Lost(f"{name} is missing in the bucket of voices") from None
             part = self.folder / f".{secrets.token_hex(8)}.part"
             part.write_bytes(found[0])
             os.replace(part, self.folder / name)

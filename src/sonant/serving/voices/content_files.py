@@ -25,6 +25,10 @@ NAMED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 _STAGED = re.compile(r"\.[0-9a-f]{16}\.part")
 
 
+class Lost(StoreError):
+    """The file is gone or damaged, and will not come back by itself."""
+
+
 class ContentFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,14 +50,17 @@ class ContentFiles:
             raise
 
     def path(self, name: str) -> Path:
-        """The file of that name, after a check that its content still has the hash in the name."""
+        """The file of that name, after a check that its content still has the hash in the name, else `Lost`. What may
+        pass, such as too many open files, is another `StoreError`."""
         path = self.folder / name
         try:
             found = _sha256(path)
+        except FileNotFoundError:
+            raise Lost(f"{name} is missing") from None
         except OSError as e:
-            raise StoreError(f"{name} is missing or cannot be read: {e.strerror}") from e
+            raise StoreError(f"{name} cannot be read: {e.strerror}") from e
         if found != name.partition(".")[0]:
-            raise StoreError(f"{name} is damaged: its content is no longer what was stored")
+            raise Lost(f"{name} is damaged: its content is no longer what was stored")
         return path
 
     def intact(self, name: str, size: int) -> bool:

@@ -22,7 +22,7 @@ from sonant.serving.voices.bucket import Bucket
 from sonant.serving.voices.bucket_files import BucketFiles
 from sonant.serving.voices.bucket_index import BucketIndex
 from sonant.serving.voices.consents import Consents
-from sonant.serving.voices.content_files import ContentFiles, make_folder
+from sonant.serving.voices.content_files import ContentFiles, Lost, make_folder
 from sonant.serving.voices.labels import checked_label, checked_language, checked_statement, is_id, label_key
 from sonant.serving.voices.store_index import StoreIndex
 from sonant.voice import Voice
@@ -175,10 +175,11 @@ class VoiceStore:
         return self._record(row)
 
     def load(self, record: VoiceRecord) -> Voice:
-        """The voice itself, from memory if it was used lately. `StoreError` if its file is missing or damaged."""
+        """The voice itself, from memory if it was used lately. `StoreError` if its file is missing or damaged, or
+        cannot be read now."""
         try:
             voice = self.cache.get(record.file, lambda: Voice.load(self.files.path(record.file)))
-        except (StoreError, BadAudio) as e:
+        except (Lost, BadAudio) as e:
             self.get(record.id)  # UnknownVoice: another process deleted it, which is no damage.
             self._damaged.add(record.file)
             raise StoreError(
