@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -219,6 +220,27 @@ def test_a_voice_is_not_damaged_when_the_bucket_cannot_be_reached(
         with pytest.raises(StoreError, match=r"timed out$"):
             there.load(made)
     assert not there.get("jo").broken and there.load(made).text == "Jo"
+
+
+@needs_server
+def test_a_full_disk_for_copies_is_told_and_keeps_no_part(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = opened(url, tmp_path / "there")
+    made = put(opened(url, tmp_path / "here"), "Kim")
+    real = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        real(path, data[:5])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        for use in (lambda: there.load(made), there.list, lambda: there.delete(made.id)):
+            with pytest.raises(StoreError, match="No space left"):
+                use()
+    assert files_of(there) == set() and there.load(made).text == "Kim"
+    assert not list(there.index.path.parent.glob(".*"))
 
 
 @needs_server

@@ -6,9 +6,12 @@ database; S3 has them since 2024, and so have MinIO, Ceph and R2.
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -105,6 +108,18 @@ class Bucket:
 
 class Same(Exception):
     """The object is the one that the caller already has."""
+
+
+def keep_copy(path: Path, content: bytes) -> None:
+    """Write a copy of an object: whole, or not at all."""
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as e:
+        with suppress(OSError):
+            part.unlink()
+        raise StoreError(f"no copy of {path.name} in the bucket of voices can be kept here: {e.strerror or e}") from e
 
 
 @contextmanager

@@ -7,14 +7,12 @@ deleted is not asked for, since its row is gone; its copy is removed when the st
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sonant.errors import StoreError
-from sonant.serving.voices.bucket import Bucket
+from sonant.serving.voices.bucket import Bucket, keep_copy
 from sonant.serving.voices.content_files import NAMED, ContentFiles, Lost, Staging
 from sonant.serving.voices.store_index import StoreIndex, wanted_files
 
@@ -41,9 +39,7 @@ class BucketFiles(ContentFiles):
             found = self.bucket.get(f"{_FOLDER}/{name}")
             if found is None:
                 raise Lost(f"{name} is missing in the bucket of voices") from None
-            part = self.folder / f".{secrets.token_hex(8)}.part"
-            part.write_bytes(found[0])
-            os.replace(part, self.folder / name)
+            keep_copy(self.folder / name, found[0])
             return super().path(name)
 
     def intact(self, name: str, size: int) -> bool:

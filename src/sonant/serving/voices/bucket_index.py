@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sqlite3
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sonant.errors import StoreError
-from sonant.serving.voices.bucket import Bucket, Changed, Same
+from sonant.serving.voices.bucket import Bucket, Changed, Same, keep_copy
 from sonant.serving.voices.store_index import StoreIndex
 
 KEY, LEASE = "index.sqlite", "index.lease"
@@ -63,8 +62,8 @@ class BucketIndex(StoreIndex):
         with self._writer, self._lease():
             self._fetch()
             read, work = self._tag, self.path.with_name(f"{secrets.token_hex(8)}.sqlite")
-            shutil.copyfile(self.path, work)
             try:
+                keep_copy(work, self.path.read_bytes())
                 with StoreIndex(work, self.busy_timeout_s).writing() as db:
                     yield db
                 tag = self._put(work.read_bytes(), read)
@@ -96,9 +95,7 @@ class BucketIndex(StoreIndex):
                 return True
             if found is None:
                 return False
-            part = self.path.with_name(f"{secrets.token_hex(8)}.part")
-            part.write_bytes(found[0])
-            os.replace(part, self.path)
+            keep_copy(self.path, found[0])
             self._tag, self._seen_s = found[1], time.monotonic()
             return True
 
