@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.conftest import wait_for
 from sonant.config import EngineConfig
 from sonant.engine.telemetry import EngineStats, Tally, Telemetry
 from sonant.errors import ConfigError
@@ -248,6 +250,30 @@ def test_an_engine_that_was_just_started_when_it_was_closed_goes_too(
     child.start()
     child._thread.join(20)
     assert not child._thread.is_alive() and [each.returncode for each in started] == [-signal.SIGTERM]
+
+
+def test_an_engine_whose_process_could_not_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    setup = Setup(
+        folder=tmp_path, scratch=tmp_path, model=ModelOptions(), serving=ServeOptions(), engine=EngineConfig(),
+        host="", port=0,
+    )  # fmt: skip
+    child, tried = EngineChild(setup), 0
+    real = subprocess.Popen
+
+    def popen(_: object, **options: Any) -> subprocess.Popen[bytes]:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    child.start()
+    wait_for(lambda: child._process is not None, 20)
+    assert tried == 2 and child.deaths == 0 and child.fatal is None
+    child.close()
 
 
 def test_a_proxy_that_cannot_listen_says_where_and_other_reasons_are_told_whole() -> None:

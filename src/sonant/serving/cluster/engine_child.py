@@ -64,16 +64,21 @@ class EngineChild:
         failures = 0
         while not self._closing.is_set():
             began_s = time.monotonic()
-            code = self._run()
+            try:
+                code: int | None = self._run()
+                self.deaths += 1
+            except OSError as e:  # Memory, processes or files are short, which may pass.
+                code = None
+                logger.error("no process can be started for the engine: %s", e)
             if self._closing.is_set():
                 return
-            self.deaths += 1
             if code == EXIT_ERROR:
                 self.fatal = "the engine cannot be loaded; it has said why on standard error, in this replica's log"
                 return
             failures = 0 if time.monotonic() - began_s >= _STEADY_S else failures + 1
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
-            logger.error("the engine ended with %d; starting it again in %g s", code, pause_s)
+            how = "was not started" if code is None else f"ended with {code}"
+            logger.error("the engine %s; starting it again in %g s", how, pause_s)
             self._closing.wait(pause_s)
 
     def _run(self) -> int:

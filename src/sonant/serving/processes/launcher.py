@@ -40,12 +40,17 @@ class Child:
         self.process: Process | None = None
         self.deaths = 0
 
-    async def run(self) -> int:
-        """Start a process and wait for its end → its exit code."""
+    async def run(self) -> int | None:
+        """Start a process and wait for its end → its exit code; None: none could be started, which may pass, for want
+        of memory, processes or files."""
         setup = replace(self.setup, restarts=self.deaths)
         command = (sys.executable, "-m", self.module)
-        # A session of its own: what is typed at a terminal is for the launcher alone.
-        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        pipe = asyncio.subprocess.PIPE
+        try:  # A session of its own: what is typed at a terminal is for the launcher alone.
+            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, start_new_session=True)
+        except OSError as e:
+            logger.error("no process can be started for %s: %s", self.name, e)
+            return None
         self.process = process
         assert process.stdin is not None
         with suppress(ConnectionError):
@@ -120,16 +125,16 @@ class Launcher:
         while not self._closing.is_set():
             began_s = time.monotonic()
             code = await child.run()
-            if child.process is not None:
+            if code is not None and child.process is not None:
+                child.deaths += 1
                 forget_process(self.setup.metrics, child.process.pid)
             if self._closing.is_set():
                 return
-            child.deaths += 1
             if code == EXIT_ERROR:  # The process has said what is wrong, and would fail again.
                 self.exit_code = EXIT_ERROR
                 self._closing.set()
                 return
-            steady = time.monotonic() - began_s >= (_START_S if code > 0 else _STEADY_S)
+            steady = time.monotonic() - began_s >= (_STEADY_S if code is not None and code <= 0 else _START_S)
             failures = 0 if steady else failures + 1
             if code == _STARTUP_FAILED and failures >= _MOST_FAILURES:
                 logger.error("%s failed at its start %d times in a row, and would again", child.name, failures)
@@ -143,5 +148,7 @@ class Launcher:
                     await self._closing.wait()
 
 
-def _how(code: int) -> str:
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it was not started"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
