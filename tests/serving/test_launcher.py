@@ -17,7 +17,7 @@ from sonant.serving.options import ModelOptions, ServeOptions
 from sonant.serving.processes.launcher import Child, Launcher
 from sonant.serving.processes.setup import Setup
 
-_SLEEPER = "import sys, time; sys.stdin.readline(); time.sleep(60)"
+_SLEEPER = "import sys; sys.stdin.read()"  # until its parent is gone
 _start = asyncio.create_subprocess_exec
 
 
@@ -60,3 +60,21 @@ def test_a_process_that_could_not_be_started_is_started_later(monkeypatch: pytes
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", at_first_not)
     assert asyncio.run(run()) == 0 and tried == 3
+
+
+def test_a_signal_ends_processes_that_are_only_being_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    launchers: list[Launcher] = []
+
+    async def signalled_meanwhile(*command: str, **options: Any) -> Process:
+        process = await sleeper(*command, **options)
+        if not launchers[0]._closing.is_set():
+            launchers[0]._on_signal()
+        await asyncio.sleep(0.1)  # in which front ends, or engines, are told to end
+        return process
+
+    async def run() -> int:
+        launchers.append(launcher_in(tmp_path))
+        return await asyncio.wait_for(launchers[0].run(), 20)  # less than front ends have for draining
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", signalled_meanwhile)
+    assert asyncio.run(run()) == 0

@@ -39,6 +39,7 @@ class Child:
         self.name, self.module, self.setup = name, module, setup
         self.process: Process | None = None
         self.deaths = 0
+        self._told: signal.Signals | None = None  # the last signal; a process that is only being started gets it too
 
     async def run(self) -> int | None:
         """Start a process and wait for its end → its exit code; None: none could be started, which may pass, for want
@@ -52,6 +53,8 @@ class Child:
             logger.error("no process can be started for %s: %s", self.name, e)
             return None
         self.process = process
+        if self._told is not None:
+            self.tell(self._told)
         assert process.stdin is not None
         with suppress(ConnectionError):
             process.stdin.write(setup.to_json() + b"\n")
@@ -59,6 +62,7 @@ class Child:
         return await process.wait()
 
     def tell(self, what: signal.Signals) -> None:
+        self._told = what
         if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.send_signal(what)
