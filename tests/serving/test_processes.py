@@ -149,7 +149,8 @@ def test_what_a_killed_server_left_is_taken_away_by_the_next(tmp_path: Path) -> 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     gone, here, other = (tmp_path / name for name in (f"sonant-{ended.pid}-x1", f"sonant-{os.getpid()}-x2", "sonant-x"))
-    for folder in (gone, here, other):
+    nobodys = tmp_path / f"sonant-{10**20}-x3"  # of no process, whoever made it
+    for folder in (gone, here, other, nobodys):
         folder.mkdir()
         (folder / "engine").touch()
     remove_stale(tmp_path)

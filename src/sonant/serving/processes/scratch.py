@@ -35,7 +35,7 @@ def remove_stale(place: Path) -> None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number of so many digits
         return False
     except PermissionError:
         pass
