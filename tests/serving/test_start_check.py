@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -107,6 +108,18 @@ def test_a_voices_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     told = served(capsys, "--port", "0", "--voices", tmp_path / "file" / "voices")
     assert "cannot be written: Not a directory; --voices takes another" in told
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_temporary_folder_with_too_long_a_path_for_sockets(
+    tiny_checkpoints: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    workers: str,
+) -> None:  # fmt: skip
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    told = served(capsys, tiny_checkpoints["custom"], "--port", "0", "--device", "cpu", "--workers", workers)
+    assert "too long a path" in told and "TMPDIR" in told and not list(deep.iterdir())
 
 
 def test_no_such_model_and_no_such_device(

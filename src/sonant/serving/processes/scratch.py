@@ -9,19 +9,29 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sonant.errors import ConfigError
+
+_SOCKET_BYTES = 107 if sys.platform == "linux" else 103  # of a socket's whole path; the system has no room for more
+_MOST_BYTES = _SOCKET_BYTES - len("/engine-99")
 _NAME = re.compile(r"sonant-(\d+)-\w+")
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that only this user can open."""
-    remove_stale(Path(tempfile.gettempdir()))
+    """A folder that only this user can open. `ConfigError` if no socket could be in it."""
+    place = tempfile.gettempdir()
+    remove_stale(Path(place))
     with tempfile.TemporaryDirectory(prefix=f"sonant-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        if len(os.fsencode(folder)) > _MOST_BYTES:
+            raise ConfigError(
+                f"the folder for temporary files, {place}, has too long a path for sockets; set TMPDIR to a shorter one"
+            )
         yield Path(folder)
 
 
