@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
+import os
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from serving.conftest import wait_for
 from sonant import Engine
 from sonant.errors import EngineClosed
 from sonant.serving import encode, engine_supervisor
+from sonant.serving.channel import engine_port
 from sonant.serving.encode import FORMATS, Encoder, open_encoder
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.admission import Admission
@@ -124,6 +129,34 @@ def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatc
     wait_for(lambda: supervisor.ready and len(loaded) == 2)
     supervisor.close()
     assert held == [0, 0]
+
+
+def test_an_engine_that_front_ends_cannot_reach_is_given_back_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_supervisor, "gc", gc)
+    loaded: list[weakref.ref[Failing]] = []
+    held: list[int] = []
+
+    def load() -> Engine:
+        held.append(sum(one() is not None for one in loaded))
+        engine = Failing()
+        loaded.append(weakref.ref(engine))
+        return engine  # type: ignore[return-value]
+
+    class Loop(asyncio.SelectorEventLoop):
+        async def create_unix_server(self, *given: Any, **options: Any) -> Any:
+            if len(loaded) == 1:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return await super().create_unix_server(*given, **options)
+
+    monkeypatch.setattr(engine_port, "_event_loop", Loop)
+    monkeypatch.setattr(engine_supervisor.logger, "exception", lambda *_: None)  # pytest keeps what it is given
+    threads = threading.active_count()
+    supervisor = supervised(load, lambda _: None)
+    supervisor.start()
+    wait_for(lambda: supervisor.ready)
+    assert held == [0, 0] and supervisor.path.exists()
+    supervisor.close()
+    assert threading.active_count() == threads
 
 
 def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[str, Path]) -> None:

@@ -66,7 +66,7 @@ class EngineSupervisor:
         pause_s = _FIRST_PAUSE_S
         while not self._closing.is_set():
             try:
-                engine = self._warmed()
+                engine, port = self._started()
             except Exception as e:
                 if is_permanent(e):
                     return self._give_up(e)
@@ -75,11 +75,9 @@ class EngineSupervisor:
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            if self._closing.is_set():
-                return engine.close()
             pause_s = _FIRST_PAUSE_S
-            self._serve(engine)
-            del engine  # This name would keep the failed engine alive until another is loaded.
+            self._serve(engine, port)
+            del engine, port  # These names would keep the failed engine alive until another is loaded.
             if not self._closing.is_set():
                 self.trouble = "it failed and is being loaded again"
                 self.restarts += 1
@@ -92,26 +90,26 @@ class EngineSupervisor:
         self.trouble = f"it cannot be loaded: {error}"
         self.on_fatal()
 
-    def _serve(self, engine: Engine) -> None:
-        """Give front ends the engine until it ends."""
+    def _serve(self, engine: Engine, port: EnginePort) -> None:
+        """Keep the engine until it ends."""
         self._engine, self.trouble = engine, None
-        if self._closing.is_set():  # Since the last check `close` may have been called and found no engine to close.
-            self.drain()
-            return engine.close()
-        port = EnginePort(engine, self.path, self.admission, self.restarts)  # now front ends find the engine
         try:
-            return engine.join()
+            if self._closing.is_set():  # Perhaps `close` was called before there was an engine for it to close.
+                self.drain()
+                engine.close()
+            engine.join()
         finally:
             port.close()
 
-    def _warmed(self) -> Engine:
+    def _started(self) -> tuple[Engine, EnginePort]:
+        """A warm engine, and the port at which front ends find it from now on."""
         gc.unfreeze()
         gc.collect()  # An engine that failed gives its memory back before another takes as much.
         engine = self._load()
         try:
             self._warm(engine)
+            freeze_what_is_alive()
+            return engine, EnginePort(engine, self.path, self.admission, self.restarts)
         except BaseException:
             engine.close()
             raise
-        freeze_what_is_alive()
-        return engine

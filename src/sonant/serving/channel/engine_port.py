@@ -50,17 +50,24 @@ class EnginePort:
         opened: Future[None] = Future()
         self.loop.call_soon(self._open, opened)
         self._thread.start()
-        opened.result()
+        try:
+            opened.result()
+        except BaseException:
+            self._stop()  # else the thread would keep an engine that nobody can reach
+            raise
         engine.loop.after_delivery = self._flush_soon
 
     def close(self) -> None:
         """Send front ends what still waits for them, and hang up."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(2 * _CLOSE_S)
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
+            self._stop()
         self._voices.shutdown(wait=False, cancel_futures=True)
         self._recorder.shutdown(wait=False, cancel_futures=True)
+
+    def _stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
     # The step thread
 
