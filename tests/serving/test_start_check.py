@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +136,19 @@ def test_what_works_is_not_refused(tmp_path: Path, taken: int) -> None:
     assert (tmp_path / "new" / "voices").is_dir() and not list((tmp_path / "new" / "voices").iterdir())
     assert folder_problem(tmp_path) is None
     assert port_problem("127.0.0.1", taken) is not None and port_problem("127.0.0.1", 0) is None
+
+
+@pytest.mark.parametrize("elsewhere", ["192.0.2.1", "127.0.0.2"])  # not of this machine; free
+def test_a_port_is_free_if_it_is_at_each_address_of_a_name(
+    elsewhere: str, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def both(_: object, port: int, **options: Any) -> list[Any]:
+        return [found for host in (elsewhere, "127.0.0.1") for found in look_up(host, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    assert "in use" in str(port_problem("localhost", taken)) and port_problem("localhost", 0) is None
 
 
 def test_a_port_that_was_closed_a_moment_ago_is_free() -> None:

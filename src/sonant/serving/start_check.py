@@ -6,16 +6,19 @@ If a port is taken, or a folder cannot be written, trying again would only fail 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from sonant.errors import ConfigError
 from sonant.serving.options import ServeOptions
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def check_start(options: ServeOptions) -> None:
@@ -31,15 +34,26 @@ def port_problem(host: str, port: int) -> str | None:
     """Why nobody can listen there now; None: the port is free. So is one that was in use a moment ago, as it is for the
     server."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listener:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as e:
+        return f"--host {host} is not an address of this machine: {e.strerror}"
+    problems = [_listening_problem(family, address) for family, _, _, _, address in found]
+    # A name may have addresses of both families, of which this machine may have one only.
+    judged = [problem for problem in problems if problem is None or problem.errno not in _NOT_HERE] or problems
+    why = next((problem.strerror for problem in judged if problem is not None), None)
+    if why is None:
+        return None
+    return f"nothing can listen on {host}:{port}: {why}; is a server running there? --port takes another"
+
+
+def _listening_problem(family: int, address: tuple[Any, ...]) -> OSError | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-    except socket.gaierror as e:
-        return f"--host {host} is not an address of this machine: {e.strerror}"
     except OSError as e:
-        return f"nothing can listen on {host}:{port}: {e.strerror}; is a server running there? --port takes another"
+        return e
     return None
 
 
