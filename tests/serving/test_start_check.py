@@ -25,6 +25,7 @@ from sonant.errors import (
     is_permanent,
 )
 from sonant.serving.options import ServeOptions
+from sonant.serving.processes.shared_port import bound
 from sonant.serving.start_check import check_start, folder_problem, is_public, page_address, port_problem
 
 Folders = Mapping[str, Path]
@@ -149,6 +150,32 @@ def test_a_port_is_free_if_it_is_at_each_address_of_a_name(
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
     assert "in use" in str(port_problem("localhost", taken)) and port_problem("localhost", 0) is None
+
+
+@pytest.mark.parametrize(("addresses", "taken_one"), [(["::1"], "::1"), (["::1", "127.0.0.1"], "127.0.0.1")])
+def test_front_ends_share_a_port_of_either_family(
+    addresses: list[str], taken_one: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not _has_ipv6():
+        pytest.skip("no IPv6 here")
+    look_up = socket.getaddrinfo
+
+    def of_name(_: object, port: int, **options: Any) -> list[Any]:
+        return [found for address in addresses for found in look_up(address, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", of_name)
+    with bound("a.name.of.this.machine", 0) as first:
+        assert first.getsockname()[0] == taken_one
+        with bound("a.name.of.this.machine", first.getsockname()[1]) as second:
+            assert second.getsockname() == first.getsockname()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def test_a_port_that_was_closed_a_moment_ago_is_free() -> None:
