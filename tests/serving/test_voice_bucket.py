@@ -143,6 +143,18 @@ def test_who_lost_the_lease_loses_the_change_and_is_told(url: str, tmp_path: Pat
 
 
 @needs_server
+def test_who_lost_the_lease_to_one_who_only_removed_files_loses_the_change_too(url: str, tmp_path: Path) -> None:
+    """Else a voice could be kept whose file is gone: of a clip that was deleted there and uploaded again here."""
+    late, other = opened(url, tmp_path / "late"), opened(url, tmp_path / "other")
+    bucket, name = Bucket(url), f"{'0' * 64}.clip"
+    with pytest.raises(StoreError, match="same time"), late.index.writing():
+        bucket.put(f"files/{name}", b"published")
+        bucket.delete(LEASE)
+        other.files.release(other.index, {name})
+    assert bucket.ages("files") == {}
+
+
+@needs_server
 def test_a_write_whose_answer_was_lost_counts_as_done(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

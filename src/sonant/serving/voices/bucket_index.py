@@ -65,6 +65,9 @@ class BucketIndex(StoreIndex):
             try:
                 keep_copy(work, self.path.read_bytes())
                 with StoreIndex(work, self.busy_timeout_s).writing() as db:
+                    # A tag is of the content. Who only removes files must change it too, or whoever lost the lease to
+                    # them could index a file that is gone.
+                    db.execute(f"PRAGMA application_id = {secrets.randbits(31)}")
                     yield db
                 tag = self._put(work.read_bytes(), read)
                 with self._copying:
