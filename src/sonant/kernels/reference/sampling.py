@@ -13,6 +13,7 @@ from torch import Tensor
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW32 = 0xFFFFFFFF
+_BELOW_ONE = 1 - 2**-24  # the largest number of float32 that is
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,13 @@ def sample(
     ranked = scores.sort(-1, descending=True).values
     vocab = scores.shape[-1]
     limit = torch.where(params.top_k > 0, params.top_k, vocab).clamp(max=vocab).long()
-    rank = torch.arange(vocab, device=logits.device)
     kth = ranked.gather(-1, limit[:, None] - 1)
     ranked_probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(-1)
-    before = ranked_probs.cumsum(-1) - ranked_probs
-    # The first is kept even if it is NaN: a row whose numbers have gone wrong must not fail the call for all others.
-    # Sums of rounded numbers reach 1 before the last id: a top-p of 1 keeps all whatever they say.
-    inside = (before < params.top_p[:, None]) | (params.top_p >= 1)[:, None]
-    kept = (rank == 0) | (inside & (ranked >= kth))
-    lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    # Rounded sums may reach 1 before the last id, but a top-p of 1 keeps all.
+    before = (ranked_probs.cumsum(-1) - ranked_probs).clamp_(max=_BELOW_ONE)
+    kept = ((before < params.top_p[:, None]) & (ranked >= kth)).sum(-1, keepdim=True)
+    # At least one, even if it is NaN: a row whose numbers have gone wrong must not fail the call for all others.
+    lowest = ranked.gather(-1, kept.clamp_(min=1) - 1)
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
     drawn = _invert(weights, uniform)
     ids = torch.where(params.greedy != 0, best, drawn)
