@@ -87,6 +87,7 @@ CASES = {
         ("5 μs and 250 μL in Μουσείο", "five microseconds and two hundred fifty microliters in Moyseio."),
         ("20% and 20.5 %", "twenty percent and twenty point five percent."),
         ("5'10\"", "five foot ten."),
+        ("9.8 m/s² and 1 m/s^2", "nine point eight meters per second squared and one meter per second squared."),
     ],
     "fractions": [
         ("1/2, 3/4, 2/3", "one half, three quarters, two thirds."),

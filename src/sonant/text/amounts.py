@@ -60,6 +60,7 @@ _PER = {
     "kg": "kilogram", "lb": "pound", "gal": "gallon",
 }  # fmt: skip
 _UNIT = "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True))
+_POWERS = {"2": " squared", "3": " cubed"}
 _NO_PLURAL = frozenset({"hertz", "kilohertz", "megahertz", "gigahertz"})
 # Words ending in s that follow a year without making it a count: "In 1900 was", not "1900 horses".
 _NOT_COUNTED = word_set(
@@ -110,8 +111,10 @@ def measure(match: re.Match[str]) -> str:
     head, _, tail = _UNITS[unit].partition(" per ")
     if not (_is_one(number) or hyphen or head in _NO_PLURAL):
         head = head[:-4] + "feet" if head.endswith("foot") else f"{head}s"
+    if tail:  # the power is that of the last unit: "m/s²" has seconds squared
+        return f"{numbers.decimal(number)} {head} per {tail}{_POWERS.get(power or '', '')}"
     kind = {"2": "square ", "3": "cubic "}.get(power or "", "")
-    return f"{numbers.decimal(number)} {kind}{head}{f' per {tail}' if tail else ''}"
+    return f"{numbers.decimal(number)} {kind}{head}"
 
 
 def temperature(match: re.Match[str]) -> str:
