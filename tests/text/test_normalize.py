@@ -111,6 +111,10 @@ CASES = {
     "roman numerals": [
         ("Henry VIII and Louis XIV", "Henry the eighth and Louis the fourteenth."),
         ("Elizabeth I, queen", "Elizabeth the first, queen."),
+        ("She was wed to Henry VIII. He was king.", "She was wed to Henry the eighth. He was king."),
+        ("\"Long live Henry VIII!\" \"Or Louis XIV.\"", "Long live Henry the eighth! Or Louis the fourteenth."),
+        ("James V. Smith and Peter X Ray met Henry V of England.", "James V Smith and Peter X Ray met Henry the fifth of England."),
+        ("Henry VIII\nReviewed by Robert V.", "Henry the eighth Reviewed by Robert V."),
         ("Henry I think so", "Henry I think so."),
         ("World War II, Chapter IV", "World War two, Chapter four."),
         ("CHAPTER XII\n\nPART IV: THE END", "Chapter twelve. Part four: the end."),

@@ -152,7 +152,14 @@ RULES: tuple[TextRule, ...] = (
     ),
     (re.compile(r"\b([Tt]ype) (I)(?= (?:error|diabet|or II\b))"), numbered),
     (re.compile(r"(?<![\w.])([A-Z])\.[ ]?(?=[A-Z])"), initial),
-    (re.compile(rf"\b(?!Malcolm X\b)({_KINGS}) ({_ROMAN})(?![\w'.]|-)(?=[ ,;:!?)]|$)(?<! I)"), king),
+    # "James V Smith" has an initial; and before a full stop V and X may be one too.
+    (
+        re.compile(
+            rf"\b(?!Malcolm X\b)({_KINGS}) (?![VX](?:\.| [A-Z]))({_ROMAN})(?![\w'-]|\.\w)(?=[ ,;:!?.)\"]|$)(?<! I)",
+            re.M,
+        ),
+        king,
+    ),
     (re.compile(rf"\b({_KINGS}) (I)(?=[,;:!?.)]| of | and | was |$)"), king),
     (re.compile(rf"\b([A-Z][a-z]+) (?=[IVX]{{2}})({_ROMAN})(?!\w|'|-)"), numbered),
 )
