@@ -32,6 +32,7 @@ CASES = {
         ("#5 and No. 6", "number five and number six."),
         ("5 million", "five million."),
         ("10k runners", "ten thousand runners."),
+        ("B-52s, F-16s and MP3s: a 5s clip", "B-fifty twos, F-sixteens and M P threes: a five seconds clip."),
         ("١٢ and １２", "twelve and twelve."),
     ],
     "years": [
@@ -113,7 +114,7 @@ CASES = {
         ("Elizabeth I, queen", "Elizabeth the first, queen."),
         ("She was wed to Henry VIII. He was king.", "She was wed to Henry the eighth. He was king."),
         ("\"Long live Henry VIII!\" \"Or Louis XIV.\"", "Long live Henry the eighth! Or Louis the fourteenth."),
-        ("James V. Smith and Peter X Ray met Henry V of England.", "James V Smith and Peter X Ray met Henry the fifth of England."),
+        ("James V. Smith, Peter X Ray, Henry V of England", "James V Smith, Peter X Ray, Henry the fifth of England."),
         ("Henry VIII\nReviewed by Robert V.", "Henry the eighth Reviewed by Robert V."),
         ("Henry I think so", "Henry I think so."),
         ("World War II, Chapter IV", "World War two, Chapter four."),

@@ -150,6 +150,11 @@ def decade(match: re.Match[str]) -> str:
     return numbers.plural(numbers.year(n) if n >= 1000 else numbers.count(n))
 
 
+def several(match: re.Match[str]) -> str:
+    space = "" if match.string[match.start() - 1] == "-" else " "
+    return f"{space}{numbers.plural(numbers.cardinal(match[1]))}"
+
+
 def dated(match: re.Match[str]) -> str:
     return f"{match[1]} {numbers.year(int(match[2]))}"
 
@@ -207,6 +212,8 @@ RULES: tuple[TextRule, ...] = (
         lambda m: f"{numbers.cardinal(m[1])} foot {numbers.cardinal(m[2])}",
     ),
     (re.compile(r"(?<![\w.,])'?([1-9]\d\d\d|[2-9]0)'?s\b"), decade),
+    # "B-52s", "MP3s": several of what the number names, and no seconds.
+    (re.compile(r"(?:(?<=[A-Z])|(?<=[A-Za-z]-))(\d{1,4})s\b"), several),
     (re.compile(r"(?<![\w/-])-(?=\.?\d)"), _words("minus ")),
     (re.compile(rf"(?<![\d.,])({NUMBER})\s?-\s?(?=\d)"), lambda m: f"{m[1]} to "),
     (re.compile(rf"{_START}({NUMBER})\s?%"), lambda m: f"{numbers.decimal(m[1])} percent"),
