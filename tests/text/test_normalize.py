@@ -25,6 +25,8 @@ CASES = {
         ("-5 degrees", "minus five degrees."),
         ("Version 1.2.3", "Version one point two point three."),
         ("10-20 people", "ten to twenty people."),
+        ("10 - 5 = 5, 9-3-2=4", "ten minus five equals five, nine minus three minus two equals four."),
+        ("8/2=4, 7 − 3 is 4", "eight divided by two equals four, seven minus three is four."),
         ("the 1st, 2nd, 3rd and 12th", "the first, second, third and twelfth."),
         ("the 21st and 100th", "the twenty first and one hundredth."),
         ("It won 3:1.", "It won three to one."),

@@ -126,7 +126,8 @@ def mixed(match: re.Match[str]) -> str:
     above, below = int(match["above"]), int(match["below"])
     if below not in _DENOMINATORS or above >= below:
         whole = f"{numbers.cardinal(match['whole'])} " if match["whole"] else ""
-        return f"{whole}{numbers.cardinal(match['above'])} {numbers.cardinal(match['below'])}"
+        by = "divided by " if match.string[match.end() : match.end() + 2].lstrip(" ").startswith("=") else ""
+        return f"{whole}{numbers.cardinal(match['above'])} {by}{numbers.cardinal(match['below'])}"
     if not match["whole"]:
         return numbers.fraction(above, below)
     part = numbers.fraction(above, below)
@@ -170,7 +171,11 @@ def _words(spoken: str) -> Callable[[re.Match[str]], str]:
     return lambda match: spoken
 
 
+_OPERAND = r"\.?\d[\d.,]*"
+
 RULES: tuple[TextRule, ...] = (
+    # A hyphen between numbers is a range, or joins a code; but before an equals sign it is a minus.
+    (re.compile(rf"(?<=\d)\s?-\s?(?={_OPERAND}(?:\s?[-+*/×÷]\s?{_OPERAND}){{0,8}}\s?=)"), _words(" minus ")),
     (
         re.compile(r"(?<![\w])\+?(?:\d{1,3}[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w])"),
         telephone,

@@ -15,6 +15,8 @@ CURRENCIES = "$£€¥₹¢"
 _MICRO = re.compile(r"(?<![Ͱ-Ͽ])μ(?=(?:[gmslLVAFWJ]|mol|Sv)(?![A-Za-zͰ-Ͽ]))")
 # Superscript digits are a power after a digit, a bracket or a lone letter, or with a sign; else the number of a note.
 _RAISED = re.compile(r"(?P<base>(?<![A-Za-zÀ-ɏͰ-ӿ])[A-Za-zÀ-ɏͰ-ӿ]|[\d)])?(?P<sign>[⁺⁻]?)(?P<digits>[⁰¹²³⁴-⁹]+)")
+# Unicode's own sign. Without spaces some publishers set it for a range.
+_MINUS = re.compile(r"(?<=[\d)])\s−\s(?=[\d(.])")
 _SPACES = re.compile(r"[^\S\n]+")
 KEPT = frozenset(CURRENCIES + "°±×÷µ")  # beyond ASCII: later rules know how to say these
 
@@ -64,7 +66,9 @@ _CYRILLIC = _spellings(
 def fold(text: str) -> str:
     """The text in that alphabet; white space becomes single spaces and line ends."""
     if not (text.isascii() and text.isprintable()):
-        text = "".join(map(_fold_character, _named_letters(_RAISED.sub(_raised, _MICRO.sub("µ", text)))))
+        text = "".join(
+            map(_fold_character, _named_letters(_RAISED.sub(_raised, _MICRO.sub("µ", _MINUS.sub(" minus ", text)))))
+        )
     return _SPACES.sub(" ", text)
 
 
