@@ -16,8 +16,9 @@ from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.client.prompts import Prompt
 from sonant.bench.client.sample import Failure
 from sonant.bench.client.target import Target
+from sonant.bench.report import html
 from sonant.bench.report.compare import Verdict, compare, table
-from sonant.bench.report.results import Run
+from sonant.bench.report.results import Run, load
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 
@@ -38,6 +39,14 @@ def test_five_percent_slower_is_found(seed: int) -> None:
 def test_the_same_server_twice_is_no_difference(seed: int) -> None:
     found = verdicts(noisy_run(seed), noisy_run(seed + 100))
     assert set(found.values()) <= {Verdict.SAME, Verdict.UNCLEAR}
+
+
+def test_results_with_half_a_character_are_kept(tmp_path: Path) -> None:
+    run = Run(TARGET, {}, [level([sample()])], {"gpu": "\udcff ü"}, 2, "now")
+    run.save(tmp_path / "run.json")
+    assert load(tmp_path / "run.json").notes == run.notes
+    html.write(run, tmp_path / "run.html")
+    assert "? ü" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_little_data_is_unclear_and_not_a_win() -> None:

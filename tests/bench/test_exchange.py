@@ -188,6 +188,12 @@ async def error_event(call: Call) -> None:
     call.end()
 
 
+async def hostile_error(call: Call) -> None:
+    call.stream_head("text/event-stream")
+    call.chunk(b'data: {"error": {"message": "no\\n\\u001b[2Jvoice \\ud83d!"}}\n\n')
+    call.end()
+
+
 async def bad_event(call: Call) -> None:
     call.stream_head("text/event-stream")
     call.chunk(b"data: {not json}\n\n")
@@ -264,6 +270,7 @@ async def silent(call: Call) -> None:
         (hung_up, {}, Failure.CUT, "before an answer"),
         (unfinished_events, {"sse": True}, Failure.CUT, "without the one that says so"),
         (error_event, {"sse": True}, Failure.SERVER, "the engine died"),
+        (hostile_error, {"sse": True}, Failure.SERVER, "no [2Jvoice !"),
         (bad_event, {"sse": True}, Failure.PROTOCOL, "cannot be read"),
         (nested_sound, {"sse": True}, Failure.PROTOCOL, "cannot be read"),
         (json_body, {"sse": True}, Failure.PROTOCOL, "asked for events, got application/json"),

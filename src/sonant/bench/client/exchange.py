@@ -157,12 +157,17 @@ class Exchange(asyncio.Protocol):
             audio_s=audio_s,
             status=self.status,
             failure=failure,
-            detail=detail,
+            detail=_one_line(detail),
             streamed=self.target.stream,
             sample_rate=self.meter.sample_rate if self.meter else 0,
             channels=self.meter.channels if self.meter else 1,
             sound=self.meter.sound if self.meter and self.keep_sound else b"",
         )
+
+
+def _one_line(detail: str) -> str:
+    """What a server wrote, for a line of a terminal: without line ends, control characters and half characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in detail).split())
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def write(run: Run, path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        path.write_text(page, encoding="utf-8", errors="replace")
     except OSError as e:
         raise ConfigError(f"the report cannot be written to {path}: {e.strerror}") from e
 

@@ -86,7 +86,9 @@ def _why_not(path: Path) -> str | None:
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(data, ensure_ascii=False, indent=indent), encoding="utf-8")
+        # Half a character, as an argument that is not UTF-8 has, is written in JSON's own way: as an escape.
+        text = json.dumps(data, ensure_ascii=False, indent=indent)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as e:
         raise ConfigError(f"the results cannot be written to {path}: {e.strerror}") from e
 
