@@ -144,7 +144,9 @@ def test_addresses(url: str, root: str) -> None:
     assert Address.parse(url).root == root
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:99999", "http://a:x"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a", "http://", "http://a:99999", "http://a:x", "http://a..b", f"http://{'a' * 64}.b"]
+)
 def test_bad_addresses(url: str) -> None:
     with pytest.raises(ConfigError, match="--base-url"):
         Address.parse(url)

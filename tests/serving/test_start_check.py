@@ -99,6 +99,8 @@ def test_a_port_that_is_taken(taken: int, capsys: pytest.CaptureFixture[str]) ->
 def test_a_host_that_is_not_ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "192.0.2.1" in served(capsys, "--host", "192.0.2.1", "--port", "0")
 
+    assert "--host a..b is not an address" in served(capsys, "--host", "a..b")
+
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

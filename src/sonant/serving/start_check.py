@@ -35,8 +35,9 @@ def port_problem(host: str, port: int) -> str | None:
     server."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as e:
-        return f"--host {host} is not an address of this machine: {e.strerror}"
+    except (socket.gaierror, UnicodeError) as e:  # of the latter: an empty or a very long part between two dots
+        why = e.strerror if isinstance(e, OSError) else "it is no name of a host"
+        return f"--host {host} is not an address of this machine: {why}"
     problems = [_listening_problem(family, address) for family, _, _, _, address in found]
     # A name may have addresses of both families, of which this machine may have one only.
     judged = [problem for problem in problems if problem is None or problem.errno not in _NOT_HERE] or problems

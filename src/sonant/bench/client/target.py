@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from sonant.bench.client.prompts import Prompt
 from sonant.errors import ConfigError
 
+_LONGEST_LABEL = 63  # characters between two dots of a host's name; no resolver looks for an empty or a longer one
 FORMATS = ("pcm", "wav", "mp3", "opus", "aac", "flac")
 
 
@@ -36,11 +37,13 @@ class Address:
         except ValueError:
             raise ConfigError(f"--base-url {url!r} has a port that is no number from 1 to 65535") from None
         sendable = url.isascii() and url.isprintable() and " " not in url
-        if parts.scheme not in ("http", "https") or not parts.hostname or not sendable:
+        host = parts.hostname or ""
+        named = all(0 < len(label) <= _LONGEST_LABEL for label in host.removesuffix(".").split("."))
+        if parts.scheme not in ("http", "https") or not named or not sendable:
             raise ConfigError(wrong)
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if tls else 80), tls, path)
+        return cls(host, port or (443 if tls else 80), tls, path)
 
     @property
     def authority(self) -> str:
