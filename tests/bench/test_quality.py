@@ -132,6 +132,9 @@ def test_two_runs_are_compared_prompt_by_prompt() -> None:
     [
         ("nowhere", "no such file"),
         ("package:no_such_package/x", "is not installed"),
+        ("package:no.such.package/x", "is not installed"),
+        ("package:sys/x", "is not installed"),
+        ("package:", "is not installed"),
         ("package:numpy/no/such/path", "has no no/such/path"),
         (".", "no Whisper checkpoint there"),
     ],

@@ -71,9 +71,13 @@ def _locate(where: str) -> Path:
             raise ConfigError(f"--asr {where}: there is no such file or folder")
         return path
     name, _, inner = where.removeprefix(_PACKAGE).partition("/")
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"--asr {where}: the package {name} is not installed")
-    path = Path(str(files(name))) / inner
+    try:
+        root = Path(str(files(name))) if name else None
+    except (ModuleNotFoundError, TypeError):  # of the latter: a module that is no package
+        root = None
+    if root is None:
+        raise ConfigError(f"--asr {where}: the package {name!r} is not installed")
+    path = root / inner
     if not path.exists():
         raise ConfigError(f"--asr {where}: the package has no {inner}")
     return path
