@@ -13,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.samples import level
 from bench.scripted import Call, in_thread
 from sonant.bench.client.metronome import Metronome
 from sonant.bench.client.prompts import built_in
+from sonant.bench.client.sweep import Sweep
 from sonant.bench.quality.scores import Judged, Quality
 from sonant.bench.report.results import FORMAT
 from sonant.cli.main import main
@@ -143,6 +146,38 @@ def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "100.00%" in shown  # a fifth of a second is too short for any of these texts
     assert re.search(r"too short\s+0.0000\s+1.0000.*WORSE", shown)
     assert len(json.loads(out.read_text())["levels"][0]["rows"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ("{}", "earlier.json is damaged: KeyError"),
+        ("5", "earlier.json is damaged: TypeError"),
+        ("", "no load in common"),
+    ],
+)
+def test_earlier_quality_is_read_before_anything_is_measured(
+    tmp_path: Path, levels: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(f'{{"format": {FORMAT}, "kind": "quality", "levels": [{levels}]}}')
+    assert main(["bench", "quality", "--base-url", "http://127.0.0.1:9", "--against", str(earlier)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_says_nothing_has_no_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken(call: Call) -> None:
+        call.whole(500, b"out of order")
+
+    with in_thread(broken) as server:
+        assert main(["bench", "quality", "--base-url", server.url, "--concurrency", "1", "--requests", "2"]) == 1
+    assert "0/2" in capsys.readouterr().out
+
+
+def test_quality_that_was_interrupted_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sweep, "levels", lambda sweep, loads, **_: iter([replace(level([]), interrupted=True)]))
+    with in_thread(quick) as server:
+        assert main(["bench", "quality", "--base-url", server.url, "--concurrency", "1"]) == 130
 
 
 @pytest.mark.parametrize(

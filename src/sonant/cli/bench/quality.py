@@ -60,20 +60,41 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.report import results
 
     results.check_places(args.out)
-    earlier = results.read_json(args.against, "quality") if args.against else None
+    counts = positive_numbers(args.concurrency, "--concurrency", int)
+    earlier = _earlier(args.against, counts) if args.against else None
     judges = Judges.open(args.asr, args.speaker_model)
     print(f"judges: {', '.join(judges.names) or 'none but the length of the sound'}", file=sys.stderr)
-    levels, facts = _measure(args, judges)
+    levels, facts, whole = _measure(args, counts, judges)
     if not levels:
         return EXIT_INTERRUPTED
     print(quality_table(levels))
     if args.out:
         data = facts | {"judges": judges.names, "levels": [q.to_json() for q in levels]}
         results.write_json(args.out, data, indent=1)
-    return EXIT_WORSE if earlier is not None and _got_worse(earlier, levels) else 0
+    worse = earlier is not None and _got_worse(earlier, levels)
+    if not whole:
+        return EXIT_INTERRUPTED
+    nothing = any(q.requests == q.failed for q in levels)  # a server that says nothing says nothing wrong
+    return EXIT_WORSE if worse or nothing else 0
 
 
-def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], dict[str, Any]]:
+def _earlier(path: Path, counts: list[int]) -> dict[str, Quality]:
+    """The earlier results by level, read before anything is measured."""
+    from sonant.bench.quality.scores import Quality
+    from sonant.bench.report.results import read_json
+
+    data = read_json(path, "quality")
+    try:
+        found = {q.label: q for q in map(Quality.from_json, data["levels"])}
+    except (KeyError, TypeError) as e:
+        raise ConfigError(f"{path} is damaged: {type(e).__name__} {e}") from e
+    if not found.keys() & set(map(str, counts)):
+        raise ConfigError("the earlier results have no load in common with these: use the same --concurrency")
+    return found
+
+
+def _measure(args: argparse.Namespace, counts: list[int], judges: Judges) -> tuple[list[Quality], dict[str, Any], bool]:
+    """The levels, the facts beside them, and whether nothing was interrupted."""
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import Sweep
     from sonant.bench.client.worker_pool import WorkerPool
@@ -81,7 +102,6 @@ def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], d
     from sonant.bench.report.results import FORMAT
 
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
-    counts = positive_numbers(args.concurrency, "--concurrency", int)
     bench_target.check_requests(args.requests, counts)
     loads = [Load(args.requests or max(len(prompts), n), concurrency=n, seed=args.seed) for n in counts]
     processes = bench_target.processes_of(args, max(counts))
@@ -98,20 +118,18 @@ def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], d
     levels = [judge_level(level, prompts, target.response_format, judges, show_judged) for level in measured]
     line.clear()
     client = bench_target.client_facts(args, processes)
-    return levels, {"format": FORMAT, "kind": "quality", "target": target.describe(), "client": client}
+    whole = len(measured) == len(loads) and not measured[-1].interrupted
+    return levels, {"format": FORMAT, "kind": "quality", "target": target.describe(), "client": client}, whole
 
 
-def _got_worse(earlier: Mapping[str, Any], levels: list[Quality]) -> bool:
+def _got_worse(earlier: Mapping[str, Quality], levels: list[Quality]) -> bool:
     from sonant.bench.quality.compare import compare_quality
-    from sonant.bench.quality.scores import Quality
 
-    before = {q.label: q for q in (Quality.from_json(data) for data in earlier["levels"])}
-    shared = [q for q in levels if q.label in before]
-    if not shared:
-        raise ConfigError("the earlier results have no load in common with these: use the same --concurrency")
     worse = False
-    for q in shared:
-        table, level_worse = compare_quality(before[q.label], q)
+    for q in levels:
+        if q.label not in earlier:
+            continue
+        table, level_worse = compare_quality(earlier[q.label], q)
         print(table)
         worse = worse or level_worse
     return worse
