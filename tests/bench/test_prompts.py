@@ -44,6 +44,14 @@ def test_wordings_differ_from_their_first_character_and_keep_names_apart() -> No
     assert first[0].text == f"0. {plain[0].text}" and second[-1].text == f"39. {plain[-1].text}"
 
 
+def test_prompts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    lines = ["\ufeffu|Said.|a.wav|One.", "u|Said.|a.wav|Two.", "v|Said.|a.wav|Three."]
+    (tmp_path / "meta.lst").write_text("\n".join(lines), encoding="utf-8")
+    found = from_file(tmp_path / "meta.lst")
+    assert [(p.name, p.text) for p in found] == [("u", "One."), ("u-0002", "Two."), ("v", "Three.")]
+
+
 def test_seed_tts_lists_clone(tmp_path: Path) -> None:
     (tmp_path / "wavs").mkdir()
     (tmp_path / "wavs" / "a.wav").write_bytes(b"RIFF")

@@ -51,7 +51,7 @@ def _read_set(language: str, length: str) -> list[Prompt]:
 def from_file(path: Path, language: str = "") -> list[Prompt]:
     """Prompts of a file with one text on each line, or of a seed-tts list, whose clips' paths are relative to it."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"the prompts in {path} cannot be read: {e}") from e
     lines = [line for line in lines if line]
@@ -59,7 +59,7 @@ def from_file(path: Path, language: str = "") -> list[Prompt]:
         raise ConfigError(f"{path} holds no prompts: put one on each line")
     fields = [line.split("|") for line in lines]
     if path.suffix == ".lst" or all(len(f) in _META_FIELDS for f in fields):
-        return [_from_meta(path, number, f, language) for number, f in enumerate(fields, 1)]
+        return _apart([_from_meta(path, number, f, language) for number, f in enumerate(fields, 1)])
     return [Prompt(f"line-{number:04d}", line, language) for number, line in enumerate(lines, 1)]
 
 
@@ -70,6 +70,16 @@ def worded(prompts: Sequence[Prompt], wordings: int, seed: int = 0) -> list[Prom
         return list(prompts)
     numbers = range(seed * wordings, (seed + 1) * wordings)
     return [replace(p, name=f"{p.name}-{n}", text=f"{n}. {p.text}") for n in numbers for p in prompts]
+
+
+def _apart(prompts: list[Prompt]) -> list[Prompt]:
+    """With a number after a name that was there before: speech is judged by the text of its prompt's name."""
+    seen: set[str] = set()
+    found = []
+    for number, prompt in enumerate(prompts, 1):
+        found.append(replace(prompt, name=f"{prompt.name}-{number:04d}") if prompt.name in seen else prompt)
+        seen.add(prompt.name)
+    return found
 
 
 def _from_meta(path: Path, number: int, fields: list[str], language: str) -> Prompt:
