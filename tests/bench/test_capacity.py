@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from bench.samples import failed, level, sample
 from sonant.bench.client.capacity import Measure, Promise, Search, needed_requests, share_at_least
-from sonant.bench.client.load_level import LoadLevel
+from sonant.bench.client.load_level import ClientError, LoadLevel
 from sonant.bench.client.sample import Failure, Sample
 from sonant.errors import ConfigError
 
@@ -89,6 +90,19 @@ def test_a_server_just_below_the_promise_is_confirmed_no_more_often_than_the_con
     below = promise.share - 1e-6
     searches = [Search(server(5000, bad_share=1 - below, seed=n), promise) for n in range(trials)]
     assert sum(search._confirm(listeners) for search in searches) <= 0.05 * trials + 3 * (0.05 * 0.95 * trials) ** 0.5
+
+
+def test_a_client_that_was_late_in_any_look_is_told() -> None:
+    late = [ClientError(0.001, 0.009, 0.02, 0.0), None]
+
+    def measure(listeners: int, requests: int) -> LoadLevel:
+        bad = [sample(gap_s=0.3)] * (3 if late else 0)  # so that the first look of the confirmation does not decide
+        samples = [*bad, *([sample()] * (requests - len(bad)))]
+        return replace(level(samples, listeners), client=late.pop(0) if late else None)
+
+    search = Search(measure, Promise())
+    assert search._confirm(1)
+    assert [p.client_limited for p in search.probes] == [True]
 
 
 def test_where_none_may_be_bad_one_is_too_many() -> None:

@@ -1,7 +1,7 @@
 """The most listeners that a server holds, and how sure that is.
 
 Quick probes find the load at which it breaks: first the load is doubled, then the interval is halved. Then the best
-load is confirmed with as many requests as the confidence needs. For a share of 99 % at 95 % confidence that is 436
+load is confirmed with as many requests as the confidence needs. For a share of 99 % at 95 % confidence that is 437
 without a single bad one, as up to four looks share the chance of being wrong (299 if there is only one). A load that
 is not confirmed is lowered until one is.
 """
@@ -136,26 +136,26 @@ class Search:
     def _probe_quickly(self, listeners: int) -> bool:
         level = self._measured(listeners, max(self.quick_requests, 2 * listeners))
         good = self._count(level)
-        return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
+        holds = all(self.promise.allows(g, good[2]) for g in good[:2])
+        return self._note(listeners, good, _limited(level), holds=holds)
 
     def _confirm(self, listeners: int) -> bool:
         """Adds requests until the share is shown, or too many are bad. All looks share the chance of being wrong."""
         looks = self._looks(listeners)
         promise = replace(self.promise, confidence=1 - (1 - self.promise.confidence) / looks)
-        total = (0, 0, 0)
-        level = None
+        total, limited = (0, 0, 0), False
         for _ in range(looks):
             level = self._measured(listeners, max(needed_requests(promise), 2 * listeners))
+            limited = limited or _limited(level)
             gap_free, in_time, count = self._count(level)
             total = (total[0] + gap_free, total[1] + in_time, total[2] + count)
             bounds = [share_at_least(good, total[2], promise.confidence) for good in total[:2]]
             allowed = promise.allows(min(total[:2]), total[2])
             if allowed and min(bounds) >= promise.share:
-                return self._note(listeners, total, level, holds=True, confirmed=True)
+                return self._note(listeners, total, limited, holds=True, confirmed=True)
             if not allowed:
                 break
-        assert level is not None
-        return self._note(listeners, total, level, holds=False, confirmed=True)
+        return self._note(listeners, total, limited, holds=False, confirmed=True)
 
     def _looks(self, listeners: int) -> int:
         """How often the count may be judged. If no request may be bad, the first look decides."""
@@ -176,9 +176,12 @@ class Search:
         return gap_free, sum(s.ttfp_s <= self.promise.ttfp_s for s in level.good), len(level.samples)
 
     def _note(
-        self, listeners: int, counts: tuple[int, int, int], level: LoadLevel, *, holds: bool, confirmed: bool = False
+        self, listeners: int, counts: tuple[int, int, int], limited: bool, *, holds: bool, confirmed: bool = False
     ) -> bool:
-        limited = level.client is not None and level.client.limited
         gap_free, in_time, count = counts
         self.probes.append(Probe(listeners, count, gap_free, in_time, confirmed, holds, limited))
         return holds
+
+
+def _limited(level: LoadLevel) -> bool:
+    return level.client is not None and level.client.limited
