@@ -103,6 +103,8 @@ def test_the_exit_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "WORSE" in capsys.readouterr().out
     assert main(["bench", "compare", a, slow, "--threshold", "20"]) == 0
     assert main(["bench", "compare", a, "nowhere.json"]) == 2
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert main(["bench", "compare", a, str(tmp_path / "deep.json")]) == 2
 
 
 def test_a_live_server_that_was_made_slower_is_found() -> None:

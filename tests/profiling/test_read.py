@@ -168,6 +168,13 @@ BAD = {
         b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": "soon"}]}', "wrong or missing field",
     ),
     "no name": (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}]}', "wrong or missing field"),
+    "too big": (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e99}]}', "wrong or missing field"),
+    "no facts": (
+        b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "args": 5}]}', "wrong or missing field",
+    ),
+    "kinds for a kind": (b'{"traceEvents": [{"ph": "X", "cat": ["kernel"]}]}', "wrong or missing field"),
+    "timeless": (b'{"traceEvents": [{"name": "[memory]", "args": {"Bytes": 1}}]}', "wrong or missing field"),
+    "nested for ever": (b'{"traceEvents": [' + b"[" * 100_000, "nested too deeply"),
     "empty gzip": (gzip.compress(b""), "is empty"),
 }  # fmt: skip
 

@@ -138,6 +138,18 @@ def test_a_damaged_report_is_told(wasteful: Analysis, tmp_path: Path) -> None:
         load_report(tmp_path / "old.json")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_us", []), ("step_us", ["soon"]), ("metrics", {}), ("findings", [{"rule": "fills"}]), ("kernels", None)],
+)
+def test_a_report_with_a_wrong_field_is_damaged(wasteful: Analysis, tmp_path: Path, field: str, value: object) -> None:
+    save_report(make_report(wasteful, "t"), tmp_path / "report.json")
+    data = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text(json.dumps({**data, field: value}))
+    with pytest.raises(TraceError, match="damaged report"):
+        load_report(tmp_path / "report.json")
+
+
 def report_of(machine: Machine, folder: Path) -> ProfileReport:
     return make_report(analysis_of(machine, folder), "t")
 

@@ -31,10 +31,6 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "marks"}
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Finding:
-        return cls(**{**data, "evidence": tuple(Evidence(**e) for e in data["evidence"])})
-
 
 def times(count: float) -> str:
     """A count as people write it: 6,819 × and not 6.82e+03 ×."""

@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from sonant.profiling.events import TraceError
 
@@ -46,6 +46,8 @@ class JsonStream:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError:
+                self._broken("it is nested too deeply")
             except json.JSONDecodeError as e:
                 if len(self._text) - self._at > _LARGEST_VALUE or not self._more():
                     # For a string that is cut, `pos` is where it begins.
@@ -75,7 +77,7 @@ class JsonStream:
         while self.peek() != "]":
             try:  # at full speed in the common case, when the whole object is in memory
                 value, self._at = raw_decode(self._text, self._at)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 value = self.value()
             yield value
             if self.peek() != "]":
@@ -92,7 +94,7 @@ class JsonStream:
         self._text, self._at = self._text[self._at :] + self._decode(data, final=self._over), 0
         return True
 
-    def _broken(self, what: str) -> None:
+    def _broken(self, what: str) -> NoReturn:
         where = self._passed + self._at
         if not what:
             raise TraceError(

@@ -89,12 +89,12 @@ def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
     def add(event: Any) -> None:
         if not isinstance(event, dict):
             raise TraceError(f"a trace event is {type(event).__name__} and not an object: this is no Chrome trace")
-        kind = _KINDS.get(event.get("cat", "").lower())
-        if kind is None or event.get("ph") != "X":
-            _add_other(builder, event)
-            return
-        args = event.get("args") or nothing
         try:
+            kind = _KINDS.get(event.get("cat", "").lower())
+            if kind is None or event.get("ph") != "X":
+                _add_other(builder, event)
+                return
+            args = event.get("args") or nothing
             start = round(1000 * float(event["ts"]))
             end = start + max(0, round(1000 * float(event.get("dur", 0))))
             correlation, external = int(args.get("correlation", 0)), int(args.get("External id", 0))
@@ -107,9 +107,9 @@ def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
             text = str(event["name"])
             # A built-in method is named with its object's address, which would make one name for each object.
             name = number(_ADDRESS.sub("", text) if kind is Kind.PYTHON and " at 0x" in text else text)
-        except (KeyError, TypeError, ValueError) as e:
+            builder.of[kind].add(kind, name, start, end, track, correlation, external, size, device)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise TraceError(f"a trace event has a wrong or missing field ({e!r}): {str(event)[:200]}") from e
-        builder.of[kind].add(kind, name, start, end, track, correlation, external, size, device)
 
     return add
 

@@ -15,9 +15,10 @@ from sonant.profiling.events import OnRead, TraceError
 from sonant.profiling.finding import Finding
 from sonant.profiling.gaps import busy_union
 from sonant.profiling.kernels import ORDER, Work, short
-from sonant.profiling.metrics import measure
+from sonant.profiling.metrics import MEANING, measure
 from sonant.profiling.read import read_trace
 from sonant.profiling.steps import StepKind
+from sonant.strict import build
 
 FORMAT = "sonant-profile/1"
 _KERNELS = 60
@@ -63,15 +64,12 @@ class ProfileReport:
         return {**asdict(self), "findings": [finding.to_json() for finding in self.findings]}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ProfileReport:
-        return cls(
-            **{
-                **data,
-                "phases": [StepKindSummary(**row) for row in data["phases"]],
-                "kernels": [KernelRow(**row) for row in data["kernels"]],
-                "findings": [Finding.from_json(row) for row in data["findings"]],
-            }
-        )
+    def from_json(cls, data: object) -> ProfileReport:
+        """Raises `ValueError` with the place of what is wrong."""
+        report = build(cls, data, "report")
+        if not report.step_us or not MEANING.keys() <= report.metrics.keys():
+            raise ValueError("it has no steps, or not all figures of a step")
+        return report
 
 
 def make_report(analysis: Analysis, name: str) -> ProfileReport:
@@ -107,7 +105,7 @@ def load_report(path: Path, on_read: OnRead = lambda share: None, **options: Any
         if data["format"] != FORMAT:
             raise TraceError(f"{path} is a report of another version ({data['format']}); read its trace again")
         return ProfileReport.from_json(data)
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise TraceError(f"{path} is a damaged report ({e}); read its trace again") from e
 
 

@@ -97,7 +97,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
     """Read a results file of ours; raise `ConfigError` if it is not of this kind."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ConfigError(f"{path} cannot be read as results of a run: {e}") from e
     if not isinstance(data, dict) or data.get("kind") != kind or data.get("format") != FORMAT:
         raise ConfigError(f"{path} holds no results of `sonant bench {kind}` in format {FORMAT}")
