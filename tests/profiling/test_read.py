@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from profiling.plays import prefill, start_up, steps
-from profiling.scripted import Machine, write_kineto, write_nsight
+from profiling.plays import item, prefill, start_up, steps, zeros
+from profiling.scripted import PID, Machine, write_kineto, write_nsight
 from sonant.profiling.analysis import analyze
 from sonant.profiling.events import Trace, TraceError
 from sonant.profiling.metrics import measure
@@ -77,6 +77,22 @@ def test_an_export_with_few_tables_and_columns_is_read(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "few.sqlite")
     assert facts(trace)["kernels"] == 8
     assert any("no CUDA calls" in remark for remark in make_report(analyze(trace), "few").remarks)
+
+
+def test_calls_of_another_process_are_not_taken_for_ours(tmp_path: Path) -> None:
+    """Each process counts its calls from 1, and Nsight records all of them in one file."""
+    path = write_nsight(steps(start_up(Machine()), 8, wastes=[item, zeros]), tmp_path / "two.sqlite")
+    alone = facts(read_trace(path))
+    with sqlite3.connect(path) as db:
+        other = (PID + 1) << 24 | 99
+        columns = "start - 500000, end - 500000, eventClass, ?, correlationId, nameId, returnValue, callchainId"
+        calls = "CUPTI_ACTIVITY_KIND_RUNTIME"
+        db.execute(f"INSERT INTO {calls} SELECT {columns} FROM {calls}", (other,))
+        kernel = (0, 900, 1, 1, 7, 1, (PID + 1) << 24, 1, 1, 1, 1, None)
+        db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({','.join('?' * len(kernel))})", kernel)
+    trace = read_trace(path)
+    assert facts(trace) == alone
+    assert "work of other processes was left out" in trace.remarks
 
 
 def test_an_export_whose_facts_are_null_is_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,8 @@ _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH",
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _NVTX_RANGES = (59, 60)  # push/pop, start/end
 _SUFFIX = re.compile(r"_v\d+$|_ptsz$")
-_TID = 0xFFFFFF  # the thread in a globalTid, whose upper bits are the process
+_TID = 0xFFFFFF  # the thread in a globalTid, whose upper bits are the process …
+_PROCESS = "(t.{} >> 24 & 0xFFFFFF)"  # … as are those of a globalPid
 
 
 def read_nsight(path: Path, on_read: OnRead = lambda share: None) -> Trace:
@@ -41,6 +43,7 @@ class _Reader:
         self.tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
         if "StringIds" not in self.tables:
             raise TraceError(f"{path} is SQLite, but no Nsight Systems export: it has no table StringIds")
+        self.process = self._busiest_process()
 
     def read(self, on_read: OnRead) -> None:
         readers = (self._kernels, self._copies, self._sets, self._graphs, self._calls, self._ranges, self._facts)
@@ -49,13 +52,34 @@ class _Reader:
             read()
         on_read(1.0)
 
-    def _rows(self, table: str, wanted: dict[str, str], join: str = "") -> Iterator[tuple[int, ...]]:
-        """The rows of a table. `wanted` maps each column to the value used where the table has none."""
+    def _rows(self, table: str, wanted: dict[str, str]) -> Iterator[tuple[int, ...]]:
+        """The process's rows of a table. `wanted` maps each column to the value used where the table has none."""
         if table not in self.tables:
             return iter(())
-        there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
+        there = self._columns(table)
         columns = ", ".join(f"COALESCE(t.{c}, {other})" if c in there else other for c, other in wanted.items())
-        return self.db.execute(f"SELECT {columns} FROM {table} AS t {join}")
+        owner = next((column for column in ("globalPid", "globalTid") if column in there), None)
+        ours = "" if self.process is None or owner is None else f"WHERE {_PROCESS.format(owner)} = {self.process}"
+        return self.db.execute(f"SELECT {columns} FROM {table} AS t {ours}")
+
+    def _columns(self, table: str) -> set[str]:
+        return {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
+
+    def _busiest_process(self) -> int | None:
+        """The process with the most work, if the file tells processes apart; only its events are read.
+
+        Each process counts its calls from 1, so that a kernel of one would be joined to a call of another.
+        """
+        time: Counter[int] = Counter()
+        for table in (_KERNEL, _COPY, _SET, _GRAPHS):
+            if "globalPid" in self._columns(table):
+                sums = f"SELECT {_PROCESS.format('globalPid')} AS p, SUM(t.end - t.start) FROM {table} AS t GROUP BY p"
+                time.update({process: ns or 0 for process, ns in self.db.execute(sums) if process is not None})
+            elif table in self.tables:
+                return None
+        if len(time) > 1:
+            self.builder.remarks.append("work of other processes was left out")
+        return time.most_common(1)[0][0] if time else None
 
     def _text(self, number: int | None) -> str:
         row = self.db.execute("SELECT value FROM StringIds WHERE id = ?", (number,)).fetchone()
@@ -138,5 +162,4 @@ class _Reader:
         return kinds
 
     def _has_short_names(self) -> bool:
-        columns = self.db.execute(f"PRAGMA table_info({_KERNEL})")  # no rows if there is no such table
-        return any(row[1] == "shortName" for row in columns)
+        return "shortName" in self._columns(_KERNEL)  # no columns if there is no such table
