@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from profiling.plays import WASTE, item, start_up, steps, zeros
-from profiling.scripted import ATTENTION, GEMM, Machine, write_kineto
+from profiling.scripted import ADD, ATTENTION, GEMM, Machine, write_kineto
 from sonant.errors import ConfigError
 from sonant.profiling.analysis import Analysis, analyze
 from sonant.profiling.budget import broken_limits, parse_budget
@@ -165,6 +165,20 @@ def test_a_fix_shows_in_the_diff(tmp_path: Path) -> None:
     assert {c.what: round(c.by) for c in found.findings}["fills"] == -240
     assert "fill" in diff_text(found) and "faster" in diff_text(found)
     assert compare(after, before).verdict == "slower"
+
+
+def test_kernels_of_one_short_name_count_together_in_the_diff(tmp_path: Path) -> None:
+    def add(m: Machine) -> None:
+        m.kernel(ADD, 50.0)
+
+    def add_halves(m: Machine) -> None:
+        m.kernel(ADD.replace("<float>", "<c10::BFloat16>"), 10.0)
+
+    before = report_of(steps(Machine(), wastes=[add, add_halves]), tmp_path)
+    after = report_of(steps(Machine(), wastes=[add]), tmp_path)
+    assert len({kernel.name for kernel in before.kernels}) == len(before.kernels) - 1
+    changes = {c.what: (round(c.before), round(c.after)) for c in compare(before, after).kernels}
+    assert changes == {next(k.name for k in after.kernels if "add" in k.name): (60, 50)}
 
 
 def test_noise_is_not_called_a_difference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,7 +61,7 @@ def compare(before: ProfileReport, after: ProfileReport) -> Diff:
         metrics=_changes(before.metrics, after.metrics, least=0.005),
         works=_changes(before.by_work_us, after.by_work_us),
         findings=_changes({f.rule: f.lost_us for f in before.findings}, {f.rule: f.lost_us for f in after.findings}),
-        kernels=_changes({k.name: k.us for k in before.kernels}, {k.name: k.us for k in after.kernels})[:15],
+        kernels=_changes(_by_name(before), _by_name(after))[:15],
     )
 
 
@@ -80,6 +81,14 @@ def median_ratio(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
         medians.append(np.median(times[picks], axis=1))
     low, high = np.percentile(medians[1] / medians[0] - 1, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _by_name(report: ProfileReport) -> dict[str, float]:
+    """The time of the kernels of each name: without types and parameters, names of several kernels are the same."""
+    found: dict[str, float] = defaultdict(float)
+    for kernel in report.kernels:
+        found[kernel.name] += kernel.us
+    return found
 
 
 def _changes(before: Mapping[str, float], after: Mapping[str, float], least: float = _SMALL_US) -> list[Delta]:
