@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from sonant.text.splitter import IncrementalSplitter
@@ -24,6 +26,16 @@ from sonant.text.turns import with_turns
 )  # fmt: skip
 def test_each_part_begins_with_its_speaker(parts: list[str], before: str, named: list[str], after: str) -> None:
     assert with_turns(parts, before) == (named, after)
+
+
+@pytest.mark.parametrize(
+    "part", ["a" + " " * 200_000 + "b", "[SPEAKER0] " * 20_000 + "b", "a" + "[SPEAKER0]\n" * 20_000]
+)
+def test_time_grows_with_length_only(part: str) -> None:
+    """A quadratic search for the last tags would need minutes."""
+    began_s = time.perf_counter()
+    with_turns([part])
+    assert time.perf_counter() - began_s < 2
 
 
 @pytest.mark.parametrize("granularity", ["sentence", "clause"])

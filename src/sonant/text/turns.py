@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 _TURN = re.compile(r"\[SPEAKER\d+\]")
-_DANGLING = re.compile(r"(?:\s*\[SPEAKER\d+\])+\s*$")
 
 
 def without_turns(text: str) -> str:
@@ -20,8 +19,18 @@ def with_turns(parts: Iterable[str], speaker: str = "") -> tuple[list[str], str]
     """
     named: list[str] = []
     for part in parts:
-        words = _DANGLING.sub("", part)
+        words = _without_last_tags(part)
         if words.strip():
             named.append(words if not speaker or _TURN.match(words) else f"{speaker} {words}")
         speaker = (_TURN.findall(part) or [speaker])[-1]
     return named, speaker
+
+
+def _without_last_tags(part: str) -> str:
+    """The part without tags at its end, which name who speaks in the next one. No pattern does this in linear time."""
+    end = len(part)
+    for tag in reversed(list(_TURN.finditer(part))):
+        if part[tag.end() : end].strip():
+            break
+        end = tag.start()
+    return part[:end].rstrip() if end < len(part) else part
