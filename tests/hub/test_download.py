@@ -14,7 +14,9 @@ import pytest
 
 from hub.stand_in import StandIn, Stored
 from sonant.cli.main import main
+from sonant.hub.hub_error import HubError
 from sonant.hub.names import known_names
+from sonant.hub.repository import StoredFile
 from sonant.hub.selection import select
 from sonant.models.higgs_audio_v2.synthetic.writer import write_codec
 
@@ -241,6 +243,20 @@ def test_names(run: Run) -> None:
 def test_the_extra_is_named_where_it_lacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'sonant[hub]'" in refused(run, NAME, "--yes")
+
+
+@pytest.mark.parametrize(
+    ("path", "sha256", "blob"),
+    [
+        ("model.safetensors", "/home/me/.profile", None),
+        ("config.json", None, "../../../.profile"),
+        ("../config.json", None, "ab"),
+        ("/etc/config.json", None, "ab"),
+    ],
+)
+def test_a_hub_cannot_name_places_outside_the_folder(path: str, sha256: str | None, blob: str | None) -> None:
+    with pytest.raises(HubError, match="lists a file that cannot be one"):
+        StoredFile(path, 1, sha256, blob)
 
 
 def test_one_form_of_the_same_weights() -> None:

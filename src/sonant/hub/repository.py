@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from sonant.hub.checksum import git_blob_of, sha256_of
 from sonant.hub.hub_error import HubError
 
 PUBLIC = "https://huggingface.co"
+_HEX = re.compile(r"[0-9a-f]+")
 PARTIAL = ".partial"  # a folder in the checkpoint's, for files not yet complete
 
 
@@ -23,6 +25,13 @@ class StoredFile:
     size: int
     sha256: str | None  # None for a small file …
     blob: str | None  # … which is known by git's blob hash
+
+    def __post_init__(self) -> None:
+        """A path or a checksum becomes a place on disk: a mirror must not be able to name one outside the folder."""
+        path = PurePosixPath(self.path)
+        sums = [value for value in (self.sha256, self.blob) if value is not None]
+        if path.is_absolute() or ".." in path.parts or not all(_HEX.fullmatch(value) for value in sums):
+            raise HubError(f"the hub lists a file that cannot be one: {self.path!r} with the checksums {sums}")
 
     def part_in(self, folder: Path) -> Path:
         """Where the file grows until it is complete, under the name of its checksum."""
