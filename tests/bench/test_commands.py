@@ -20,9 +20,11 @@ import pytest
 
 from bench.samples import level
 from bench.scripted import Call, in_thread
+from sonant.bench.client import fetch
 from sonant.bench.client.metronome import Metronome
 from sonant.bench.client.prompts import built_in
 from sonant.bench.client.sweep import Sweep
+from sonant.bench.client.target import Target
 from sonant.bench.quality.scores import Judged, Quality
 from sonant.bench.report.results import FORMAT
 from sonant.cli.main import main
@@ -264,6 +266,24 @@ def test_who_speaks_no_http_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--base-url", where, "--concurrency", "1", "--requests", "2"]) == 1
     assert "2 failed: protocol: not HTTP" in capsys.readouterr().out
     listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_page_that_never_ends_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_TIMEOUT_S", 0.3)
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        caller, _ = listening.accept()
+        with listening, caller, suppress(OSError):
+            caller.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            for _ in range(50):
+                caller.sendall(b"x")
+                time.sleep(0.1)
+
+    threading.Thread(target=drip, daemon=True).start()
+    began_s = time.monotonic()
+    assert fetch.fetch(Target(f"http://127.0.0.1:{listening.getsockname()[1]}"), "/metrics") is None
+    assert time.monotonic() - began_s < 2
 
 
 def test_the_metronome_sees_a_loop_that_is_late() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 
 from sonant.bench.client.target import Target
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # for each answer of the socket, and for the page as a whole
+_MOST_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 16
 
 
 def fetch(target: Target, path: str) -> bytes | None:
-    """The page's body; None if there is no such page, or no HTTP server.
+    """The page's body; None if there is no such page, no HTTP server, or no end of the page.
 
     Like the load this goes straight to the server, whatever proxy the environment names.
     """
@@ -21,7 +24,18 @@ def fetch(target: Target, path: str) -> bytes | None:
     ways = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=target.tls)
     try:
         with urllib.request.build_opener(*ways).open(request, timeout=_TIMEOUT_S) as response:
-            body: bytes = response.read()
+            return _whole(response)
     except (OSError, HTTPException):
         return None
-    return body
+
+
+def _whole(response: HTTPResponse) -> bytes | None:
+    """The body, unless it is too long or too slow: a server that drips must not keep the measurement waiting."""
+    deadline_s, body = time.monotonic() + _TIMEOUT_S, bytearray()
+    while piece := response.read1(_PIECE_BYTES):
+        body += piece
+        if len(body) > _MOST_BYTES or time.monotonic() > deadline_s:
+            return None
+    if response.length:  # it broke off
+        return None
+    return bytes(body)
