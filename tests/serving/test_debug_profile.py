@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,4 +114,29 @@ def test_a_trace_that_breaks_off_leaves_no_file(tmp_path: Path, capsys: pytest.C
         assert "broke off" in capsys.readouterr().err and not (tmp_path / "x").exists()
         assert main(["profile", "attach", url, "-o", str(tmp_path / "no folder" / "x")]) == 2
         assert "cannot write" in capsys.readouterr().err
+        server.shutdown()
+
+
+def test_a_trace_that_finds_no_room_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Whole(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "100000")
+            self.end_headers()
+            self.wfile.write(bytes(100_000))
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url, out = f"http://127.0.0.1:{server.server_port}", tmp_path / "x"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))  # as on a disk that is nearly full
+        try:
+            assert main(["profile", "attach", url, "-o", str(out)]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert f"cannot write {out}" in capsys.readouterr().err and not out.exists()
+        assert main(["profile", "attach", url, "-o", str(out)]) == 0
         server.shutdown()

@@ -78,14 +78,16 @@ def _save(answer: HTTPResponse, out: Path) -> None:
     """Write the trace that the server sends; half a trace does not stay."""
     try:
         with out.open("wb") as file:
-            while data := _next_of(answer):
-                file.write(data)
+            try:
+                while data := _next_of(answer):
+                    file.write(data)
+                file.flush()
+            except BaseException:  # the server, the disk, or Ctrl-C
+                if out.is_file():
+                    out.unlink()
+                raise
     except OSError as e:
         raise OutputError(f"cannot write {out}: {e.strerror}") from e
-    except AttachError:
-        if out.is_file():
-            out.unlink()
-        raise
 
 
 def _next_of(answer: HTTPResponse) -> bytes:
