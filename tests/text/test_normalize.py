@@ -77,6 +77,7 @@ CASES = {
         ("The balance is -$50, and -£3.", "The balance is minus fifty dollars, and minus three pounds."),
         ("$.50 or $1-$5 or $1 - $5", "fifty cents or one to five dollars or one to five dollars."),
         ("$20/month, €5k/yr, 3/day", "twenty dollars per month, five thousand euros per year, three per day."),
+        ("$-5 and C$50 but US$5", "minus five dollars and C fifty dollars but five dollars."),
         ("$5-10, 20€, $5M", "five to ten dollars, twenty euros, five million dollars."),
     ],
     "units": [
@@ -88,6 +89,8 @@ CASES = {
         # With the micro sign, and with the Greek letter.
         ("5 µg, 5 μg, 10μm", "five micrograms, five micrograms, ten micrometers."),
         ("5 μs and 250 μL in Μουσείο", "five microseconds and two hundred fifty microliters in Moyseio."),
+        ("5%-10%, 20°-30°", "five percent to ten percent, twenty degrees to thirty degrees."),
+        ("20°C-30°C", "twenty degrees Celsius to thirty degrees Celsius."),
         ("20% and 20.5 %", "twenty percent and twenty point five percent."),
         ("5'10\"", "five foot ten."),
         ("9.8 m/s² and 1 m/s^2", "nine point eight meters per second squared and one meter per second squared."),

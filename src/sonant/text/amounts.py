@@ -201,6 +201,9 @@ RULES: tuple[TextRule, ...] = (
         money_range,
     ),
     (re.compile(r"(?<=[\w%])(?:-| - )(?=[$£€¥₹]\d)"), _words(" to ")),
+    (re.compile(r"(?:(?<=\d[%°])|(?<=°[CF]))-(?=\.?\d)"), _words(" to ")),
+    (re.compile(r"([$£€¥₹])-(?=\.?\d)"), lambda m: f" -{m[1]}"),
+    (re.compile(r"(?<=[A-Za-z])(?<!\bUS)(?=[$£€¥₹]\.?\d)"), _words(" ")),  # "C$50" is one word only in print
     (re.compile(r"(?<![\w/-])-(?=[$£€¥₹]\.?\d)"), _words("minus ")),
     (re.compile(r"(?<=[$£€])(?=\.\d)"), _words("0")),
     (re.compile(rf"(?<=\d)([kKmMbB]?)/({'|'.join(_PER)})\b"), lambda m: f"{m[1]} per {_PER[m[2]]}"),
