@@ -28,6 +28,8 @@ CASES = {
         ("10 - 5 = 5, 9-3-2=4", "ten minus five equals five, nine minus three minus two equals four."),
         ("8/2=4, 7 − 3 is 4", "eight divided by two equals four, seven minus three is four."),
         ("the 1st, 2nd, 3rd and 12th", "the first, second, third and twelfth."),
+        ("THE 21ST CENTURY", "The twenty first century."),
+        ("On May 3RD, 2024, the 2ND time", "On May third, twenty twenty four, the second time."),
         ("the 21st and 100th", "the twenty first and one hundredth."),
         ("It won 3:1.", "It won three to one."),
         ("MP3, H2O, 4x4", "M P three, H two O, four by four."),

@@ -238,7 +238,10 @@ RULES: tuple[TextRule, ...] = (
     (re.compile(r"(?<=[\w)])\^\(?(?=-?\w|minus )"), _words(" to the power of ")),
     (re.compile(r"(?<![\w/.,])(?:(?P<whole>\d{1,4}) )?(?P<above>\d{1,4})/(?P<below>\d{1,4})(?![\w/])"), mixed),
     (re.compile(r"(?:#|\b[Nn]os?\.) ?(?=\d)"), _words("number ")),
-    (re.compile(rf"{_START}(\d{{1,3}}(?:,\d{{3}})+|\d+)(?:st|nd|rd|th)\b"), lambda m: numbers.ordinal(m[1])),
+    (
+        re.compile(rf"{_START}(\d{{1,3}}(?:,\d{{3}})+|\d+)(?:st|nd|rd|th|ST|ND|RD|TH)\b"),
+        lambda m: numbers.ordinal(m[1]),
+    ),
     (re.compile(r"(?<=\d)\s?[x×*]\s?(?=\d)"), _words(" by ")),
     (re.compile(r"(?<=\d)k\b"), _words(" thousand")),
     (re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])"), _words(" ")),

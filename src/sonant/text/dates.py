@@ -15,7 +15,7 @@ MONTHS = (
 _SHORT = {m[:3]: m for m in MONTHS if m != "May"} | {"Sept": "September"}
 _MONTH = "|".join(MONTHS)
 _SHORTS = "|".join(sorted(_SHORT, key=len, reverse=True))
-_RANK = r"(?:st|nd|rd|th)?"
+_RANK = r"(?:st|nd|rd|th|ST|ND|RD|TH)?"
 _YEAR = r"(?:(?P<comma>,)? (?P<year>\d{4})(?!\d|,\d|\.\d))?"
 
 
