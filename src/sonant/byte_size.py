@@ -7,7 +7,7 @@ import re
 from sonant.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(text: str, where: str) -> int:

@@ -56,6 +56,7 @@ def refusal(run: Run, *args: str | Path) -> str:
         (["--codec", "elsewhere"], "this model's codec is in its own folder; leave --codec out"),
         (["--codec", ""], "codec must be a folder or file"),
         (["--device", "tpu"], "use auto, cpu or cuda"),
+        (["--gpu-weights", 310 * "9" + "GiB"], "gpu_weights must be a size as 3GiB"),
         (["--out", "missing/out.wav"], "cannot write missing/out.wav: No such file or directory"),
         (["--out", "."], "does not tell the format"),
         (["--out", ".", "--format", "wav"], "is not a regular file"),
