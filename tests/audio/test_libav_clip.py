@@ -66,6 +66,21 @@ def webm() -> bytes:
     return recording("webm", "libopus")
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples the decoder gave of each clip."""
+    counts: list[int] = []
+    real = libav_clip.decode
+
+    def counted(*args: object, **limits: object) -> libav_clip.Decoded:
+        found = real(*args, **limits)  # type: ignore[arg-type]
+        counts.append(len(found.samples))
+        return found
+
+    monkeypatch.setattr(clip_module.libav_clip, "decode", counted)
+    return counts
+
+
 def refusal(data: bytes, **limits: float) -> str:
     with pytest.raises(BadAudio) as caught:
         read_clip(data, sample_rate=SAMPLE_RATE, **limits)
@@ -94,20 +109,25 @@ def test_its_length_is_judged(m4a: bytes, webm: bytes) -> None:
         assert "s long: at least 3 s" in refusal(data, min_s=3.0)
 
 
-def test_decoding_stops_at_the_longest_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_stops_at_the_longest_clip(kept: list[int]) -> None:
     """The container does not state its length, so decoding stops once it has as much as may be kept."""
     data = recording("adts", "aac", seconds=15.0)
-    kept: list[int] = []
-    real = libav_clip.decode
-
-    def counted(*args: object, **limits: object) -> libav_clip.Decoded:
-        found = real(*args, **limits)  # type: ignore[arg-type]
-        kept.append(len(found.samples))
-        return found
-
-    monkeypatch.setattr(clip_module.libav_clip, "decode", counted)
     assert "over 2 s long: cut it to 2 s or less" in refusal(data, max_s=2.0)
     assert kept[0] < 2.1 * 48_000
+
+
+def test_a_rate_that_no_clip_has_is_refused_before_anything_is_decoded(kept: list[int]) -> None:
+    """A minute at eight million samples a second would be gigabytes, from a file of some kilobytes."""
+    out = BytesIO()
+    with av.open(out, "w", format="wv") as container:
+        sound = container.add_stream("wavpack", rate=8_000_000, layout="mono")
+        for n in range(4):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 131_072), np.int16), format="s16p", layout="mono")
+            frame.sample_rate, frame.pts = 8_000_000, n * 131_072
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+    assert "a sample rate of 8000000 Hz" in refusal(out.getvalue())
+    assert kept == [0]
 
 
 @pytest.mark.parametrize("kept", [0.01, 0.3, 0.6, 0.9])
@@ -179,7 +199,8 @@ def test_damage_never_breaks_it(m4a: bytes, webm: bytes) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process are Linux's to tell")
 def test_the_decoder_bounds_itself_and_prints_no_traceback() -> None:
     script = str(Path(libav_clip.__file__).with_name("libav_decoder.py"))
-    ran = subprocess.run([sys.executable, "-P", script, "mov", "60", "8"], input=b"no", capture_output=True, check=True)
+    command = [sys.executable, "-P", script, "mov", "60", "8", "192000"]
+    ran = subprocess.run(command, input=b"no", capture_output=True, check=True)
     assert ran.stdout.startswith(b'{"error"') and ran.stderr == b""
     look = f"import runpy, resource; runpy.run_path({script!r})['_limit_self'](); print(resource.getrlimit(9)[0])"
     assert int(subprocess.run([sys.executable, "-c", look], capture_output=True, check=True).stdout) < 1 << 30

@@ -119,7 +119,7 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
 def _decode_other(file: str | BytesIO, kind: str, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
     data = file.getvalue() if isinstance(file, BytesIO) else Path(file).read_bytes()
     try:
-        clip = libav_clip.decode(data, kind, most_s=max_s, most_channels=MAX_CHANNELS)
+        clip = libav_clip.decode(data, kind, most_s=max_s, most_channels=MAX_CHANNELS, most_hz=MAX_RATE_HZ)
     except libav_clip.NotDecoded as e:
         raise BadAudio(f"{name} cannot be decoded as audio ({e}): is it whole, and does it play elsewhere?") from None
     frames = len(clip.samples)

@@ -59,10 +59,11 @@ def is_installed() -> bool:
     return find_spec("av") is not None
 
 
-def decode(data: bytes, kind: str, *, most_s: float, most_channels: int) -> Decoded:
-    """Decode the file's first audio stream. Decoding stops as soon as it is longer than `most_s`."""
+def decode(data: bytes, kind: str, *, most_s: float, most_channels: int, most_hz: int) -> Decoded:
+    """Decode the file's first audio stream. Decoding stops as soon as it is longer than `most_s`; of one with more
+    channels, or a higher sample rate, nothing is decoded."""
     script = str(Path(__file__).with_name("libav_decoder.py"))
-    command = [sys.executable, "-P", script, kind, str(most_s), str(most_channels)]
+    command = [sys.executable, "-P", script, kind, str(most_s), str(most_channels), str(most_hz)]
     try:
         answer = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S, check=False).stdout
     except subprocess.TimeoutExpired:

@@ -31,19 +31,21 @@ _CODECS = frozenset({
 })  # fmt: skip
 
 
-def main(demuxer: str, most_s: float, most_channels: int) -> None:
+def main(demuxer: str, most_s: float, most_channels: int, most_hz: int) -> None:
     _limit_self()
     import av  # after the limits
 
     out = sys.stdout.buffer
     try:
-        _decode(av, io.BytesIO(sys.stdin.buffer.read()), demuxer, most_s, most_channels, out)
+        _decode(av, io.BytesIO(sys.stdin.buffer.read()), demuxer, most_s, most_channels, most_hz, out)
     except (av.FFmpegError, ValueError, MemoryError, OverflowError) as e:
         _head(out, error=getattr(e, "strerror", None) or str(e) or type(e).__name__)
         out.write(struct.pack("<i", -2))
 
 
-def _decode(av: Any, file: BinaryIO, demuxer: str, most_s: float, most_channels: int, out: BinaryIO) -> None:
+def _decode(
+    av: Any, file: BinaryIO, demuxer: str, most_s: float, most_channels: int, most_hz: int, out: BinaryIO
+) -> None:
     allowed = {"protocol_whitelist": "none", "codec_whitelist": ",".join(_CODECS), "max_streams": str(_MAX_STREAMS)}
     with av.open(file, format=demuxer, options=allowed) as container:
         if not container.streams.audio:
@@ -61,7 +63,8 @@ def _decode(av: Any, file: BinaryIO, demuxer: str, most_s: float, most_channels:
         rate, channels = first.sample_rate, first.layout.nb_channels
         stated_s = _stated_s(demuxer, container, stream)
         _head(out, rate=rate, channels=channels, stated_s=stated_s)
-        if not 1 <= channels <= most_channels or (stated_s or 0.0) > most_s + _PADDING_S:
+        # `most_s` bounds the samples only at a rate that is bounded too, and a file may state any.
+        if rate > most_hz or not 1 <= channels <= most_channels or (stated_s or 0.0) > most_s + _PADDING_S:
             out.write(struct.pack("<i", -1))
             return
         left = most_s * rate
@@ -119,4 +122,4 @@ def _limit_self() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
