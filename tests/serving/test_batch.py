@@ -45,6 +45,13 @@ def test_items_in_order_with_their_own_settings_before_the_shared_ones(served: S
     assert body["results"][1]["usage"]["output_tokens"] == 12
 
 
+def test_an_items_length_goes_before_the_batchs_by_either_of_its_names(served: Served) -> None:
+    items = [{"input": "hello"}, {"input": "hello", "max_new_tokens": 3}, {"input": "hello", "max_frames": 4}]
+    for shared in ({"max_frames": 8}, {"max_new_tokens": 8}):
+        body = post(served, items, **{"voice": "alloy", "seed": 5, **shared}).json()
+        assert [r["usage"]["output_tokens"] for r in body["results"]] == [8, 3, 4]
+
+
 def test_one_bad_item_spoils_nothing(served: Served) -> None:
     items = [{"input": "hello"}, {"input": "..."}, {"input": "hello", "voice": "nobody"}, {"input": "again"}]
     body = post(served, items, **SHARED).json()

@@ -143,6 +143,29 @@ def test_an_item_of_a_batch_goes_before_the_batch(served: Served, asked: list[Sp
     assert body["succeeded"] == 1 and asked[0].speakers == ("high",) and asked[0].voice is None
 
 
+def test_an_item_that_says_who_speaks_replaces_all_that_the_batch_says_of_it(
+    served: Served, asked: list[SpeechRequest]
+) -> None:
+    made = upload(served.url, wav(), name="Anna", consent="she agreed").json()
+    items = [
+        {"input": "One.", "seed": 1},
+        {"input": "Two.", "seed": 2, "voice": "Anna"},
+        {"input": "Three.", "seed": 3, "ref_audio": CLIP},
+        {"input": "Four.", "seed": 4, "ref_text": "other words"},
+    ]
+    shared = {**fields_but_text(), "ref_audio": CLIP, "ref_text": "what it says"}
+    try:
+        body = httpx.post(f"{served.url}/v1/audio/speech/batch", json={**shared, "items": items}, timeout=60).json()
+    finally:
+        httpx.delete(f"{served.url}/v1/audio/voices/{made['id']}")
+    assert body["succeeded"] == 4, body
+    heard = {r.seed: r.voice for r in asked}
+    assert all(isinstance(voice, Voice) for voice in heard.values())
+    assert {seed: (v.name, v.text) for seed, v in heard.items() if isinstance(v, Voice)} == {
+        1: ("clone", "what it says"), 2: ("Anna", None), 3: ("clone", None), 4: ("clone", "other words"),
+    }  # fmt: skip
+
+
 def test_a_session_has_speakers_whose_turns_last(served: Served, asked: list[SpeechRequest]) -> None:
     with session(served) as client:
         client.say("session.config", **fields_but_text(), response_format="pcm", speakers=TWO)

@@ -35,7 +35,7 @@ class RequestBuilder:
             instruct=fields.instructions if spec.instructs else None,
             sampling=fields.sampling(),
             seed=fields.seed,
-            max_frames=fields.max_frames or fields.max_new_tokens,
+            max_frames=fields.max_frames,
             streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
             live=live,
             # A client that only wants a file may wait for as long as it likes.

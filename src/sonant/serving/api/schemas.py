@@ -26,6 +26,7 @@ MAX_EMBEDDING = 8192
 MAX_FIELDS = 100
 MAX_KNOBS = 64
 MAX_SPEAKERS = 8  # a model may take fewer
+_WHO_SPEAKS = frozenset({"voice", "speakers", "ref_audio", "speaker_embedding"})
 KnobName = Annotated[str, Field(max_length=64)]
 # What clients of Kokoro send as lang_code; everybody else sends a tag such as en-US.
 _KOKORO_CODES = {"a": "en", "b": "en", "e": "es", "f": "fr", "h": "hi", "i": "it", "j": "ja", "p": "pt", "z": "zh"}
@@ -109,6 +110,12 @@ class SpeechFields(Closed):
         self.lang_code = None  # so that an item's code takes precedence over its batch's language
         return self
 
+    @model_validator(mode="after")
+    def read_max_new_tokens(self) -> Self:
+        self.max_frames = self.max_frames or self.max_new_tokens
+        self.max_new_tokens = None  # likewise
+        return self
+
     @property
     def playback_speed(self) -> float:
         return 1.0 if self.speed is None else self.speed
@@ -178,9 +185,9 @@ class SessionConfig(SpeechFields):
 
 
 def _merged(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """An item's fields replace the batch's. Its speakers also replace the batch's voice, and its voice the speakers."""
-    one = {"voice", "ref_audio", "speaker_embedding"}
-    replaced = {*one, "ref_text"} if "speakers" in own else {"speakers"} if one & own.keys() else set()
+    """An item's fields replace the batch's. One of those that say who speaks replaces them all: of a clip and a voice
+    the clip would speak, and a clip of its own would be read with the batch's words."""
+    replaced = {*_WHO_SPEAKS, "ref_text"} if _WHO_SPEAKS & own.keys() else set()
     return {**{name: value for name, value in shared.items() if name not in replaced}, **own}
 
 
