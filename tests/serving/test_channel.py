@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from serving.conftest import wait_for
 from serving.hand_made_front_end import FrontEnd, framed, speak, speaks_still
+from sonant import EngineConfig
 from sonant.serving.channel import connection
 from sonant.serving.channel import messages as m
+from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.channel.engine_port import EnginePort
+from toy_family.prompter import ToyPrompter
 
 GARBAGE: dict[str, Callable[[FrontEnd], None]] = {
     "no message": lambda f: f.socket.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100),
@@ -42,6 +47,28 @@ def test_who_does_not_greet_in_this_version_is_turned_away(port: EnginePort, fir
     front_end.send(first)
     assert front_end.read() is None
     speaks_still(port)
+
+
+def test_who_is_turned_away_does_not_ask_again_at_once(tmp_path: Path) -> None:
+    """As a front end that outlived an upgrade is, whenever it comes."""
+    came = 0
+
+    def turn_away(_: asyncio.StreamReader, end: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        end.close()
+
+    async def run() -> None:
+        server = await asyncio.start_unix_server(turn_away, str(tmp_path / "engine"))
+        link = EngineLink(tmp_path / "engine", ToyPrompter(EngineConfig()))
+        starting = asyncio.create_task(link.start())
+        await asyncio.sleep(0.3)
+        await link.close()
+        starting.cancel()
+        server.close()
+
+    asyncio.run(run())
+    assert came == 1
 
 
 def test_half_a_message_is_counted_and_holds_nothing(port: EnginePort) -> None:

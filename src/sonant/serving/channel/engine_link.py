@@ -16,6 +16,7 @@ from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.observability.engine_report import EngineReport
 
 _RETRY_S = 0.05
+_TURNED_AWAY_S = 1.0
 _GREETING_S = 2.0
 LOADING = "loading"
 FAILED = "it failed and is being loaded again"
@@ -33,6 +34,7 @@ class EngineLink:
         self.restarts = 0  # of the engine, since the server was started
         self._engine: RemoteEngine | None = None
         self._welcomed, self._ended = asyncio.Event(), asyncio.Event()
+        self._turned_away = False  # the last connection ended before its welcome
         self._closing = False
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -102,6 +104,9 @@ class EngineLink:
             connection.send(m.Hello(m.PROTOCOL, os.getpid()))
             await self._ended.wait()
             self._connection = None
+            # An engine that hangs up before its welcome, being of another version, would be asked thousands of times
+            # a second, and each time it would say so in its log.
+            await asyncio.sleep(_TURNED_AWAY_S if self._turned_away else _RETRY_S)
 
     def _take(self, message: m.Message) -> None:
         if self._engine is not None:
@@ -118,6 +123,7 @@ class EngineLink:
 
     def _lost(self, error: Exception | None) -> None:
         engine, self._engine = self._engine, None
+        self._turned_away = engine is None
         if engine is not None:
             self.restarts += 1
             if not self._closing:
