@@ -15,7 +15,9 @@ from serving.hand_made_front_end import FrontEnd, framed
 from sonant import EngineConfig
 from sonant.engine.request import Request
 from sonant.engine.stream import SpeechStream
-from sonant.serving.channel import connection
+from sonant.errors import EngineClosed
+from sonant.models.prompt import Prompt
+from sonant.serving.channel import connection, remote_steps
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.engine_port import EnginePort
 from sonant.serving.channel.remote_engine import RemoteEngine
@@ -197,6 +199,30 @@ def test_a_lone_clients_messages_leave_at_once_and_a_crowds_together() -> None:
             await steps.answer_to(m.Admit(place, "somebody", "speech", 1), asked, m.Done)
         ask(1004)
         assert len(wire.written) == 5, "nobody else asks any more"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_another_thread_lays_out_while_the_engine_is_lost_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = remote_steps.to_wire
+
+    async def run() -> None:
+        end, config = connection.Connection(m.FromEngine, lambda _: None, lambda _: None), EngineConfig()
+        end.connection_made(Wire())
+        welcome = m.Welcome(msgspec.json.encode(config), 4096, "none", 0, "int16")
+        engine, loop = RemoteEngine(ToyPrompter(config), end, welcome), asyncio.get_running_loop()
+
+        def lose_meanwhile(prompt: Prompt) -> m.WirePrompt:
+            told = threading.Event()
+            loop.call_soon_threadsafe(lambda: (engine.lost(EngineClosed("it is gone")), told.set()))
+            assert told.wait(10)
+            return real(prompt)
+
+        monkeypatch.setattr(remote_steps, "to_wire", lose_meanwhile)
+        with pytest.raises(EngineClosed, match="it is gone"):
+            await asyncio.to_thread(engine.submit, SpeechRequest(text="hello"))
 
     asyncio.run(run())
 

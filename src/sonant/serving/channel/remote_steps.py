@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +45,7 @@ class RemoteSteps:
         self._ids_of: dict[Request, int] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._open: WeakSet[OpenText] = WeakSet()
+        self._ending = threading.Lock()  # of the engine, while another thread posts; never held while anything is sent
         self._place: int | None = None  # see `in_place`
         self.failure: Exception | None = None
 
@@ -66,7 +68,9 @@ class RemoteSteps:
             self.spec.context_segments > 0,
             speech.playback_speed,
         )
-        self._requests[id], self._ids_of[request] = request, id
+        with self._ending:
+            self.check_room()  # once more: nobody would tell a request that comes after the engine was lost
+            self._requests[id], self._ids_of[request] = request, id
         self._send(message, in_haste=True)
 
     def abort(self, requests: Iterable[Request]) -> None:
@@ -165,12 +169,13 @@ class RemoteSteps:
 
     def lost(self, failure: Exception) -> None:
         """Nothing comes any more: tell all that wait."""
-        self.failure = failure
+        with self._ending:
+            self.failure = failure
+            requests, self._requests = self._requests, {}
+            self._ids_of.clear()
         for id, future in self._asked.items():
             if not future.done():
                 future.set_result(m.Failed(id, "EngineClosed", str(failure)))
-        requests, self._requests = self._requests, {}
-        self._ids_of.clear()
         for request in requests.values():
             request.sink.fail(failure)
         for text in list(self._open):
