@@ -17,6 +17,7 @@ import soundfile
 
 from serving.conftest import Serve, Served
 from sonant.errors import BadAudio
+from sonant.serving.channel import connection
 from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.voices.clips import MAX_WAITING, Clips
 from sonant.types import Samples
@@ -49,6 +50,17 @@ def slow(serve: Serve) -> tuple[Served, list[str]]:
 
 def speak(served: Served, ref_audio: str) -> httpx.Response:
     return served.post(input="hello", ref_audio=ref_audio, max_frames=2, response_format="pcm")
+
+
+def test_a_clip_that_no_message_can_hold_is_refused_and_ends_nobodys_speech(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an hour is, where the operator allows that."""
+    served = serve("toy")
+    monkeypatch.setattr(connection, "MAX_MESSAGE_BYTES", 90_000)
+    answer = speak(served, clip(0))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_audio"), answer.text
+    assert served.link.ready and served.link.restarts == 0
 
 
 def test_the_same_clip_for_many_at_once_is_encoded_once(slow: tuple[Served, list[str]]) -> None:

@@ -12,7 +12,9 @@ import msgspec
 from sonant.config import EngineConfig
 from sonant.engine.intake import Intake
 from sonant.engine.stream import SpeechStream
+from sonant.errors import BadAudio
 from sonant.models.prompt import Prompter
+from sonant.serving.channel import connection
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.connection import Connection
 from sonant.serving.channel.remote_steps import RemoteSteps
@@ -20,6 +22,8 @@ from sonant.serving.channel.wire_prompt import unpack_array
 from sonant.serving.observability.engine_report import EngineReport
 from sonant.types import Samples, SpeechRequest
 from sonant.voice import Voice
+
+_BESIDE_CLIP_BYTES = 32 << 10  # of a message that holds a clip: its text and its name, with room to spare
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class RemoteEngine(Intake):
         return Admitted(self, ask.id), self.remote.answer_to(ask, self.remote.send_ask(ask), m.Done)
 
     async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
+        room_s = (connection.MAX_MESSAGE_BYTES - _BESIDE_CLIP_BYTES) / 4 / self.spec.clip_sample_rate
+        clip_s = len(samples) / self.spec.clip_sample_rate
+        if clip_s > room_s:  # The engine would hang up on all that this process speaks.
+            raise BadAudio(f"The clip is {clip_s:.1f} s long: cut it to {room_s:.1f} s or less")
         ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)
         made = await self.remote.ask(ask, m.VoiceEncoded)
         tensors = {key: unpack_array(tensor) for key, tensor in made.tensors.items()}
