@@ -34,7 +34,7 @@ EVIL = "http://evil.example"
 @pytest.fixture(scope="module")
 def served(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
     store = tmp_path_factory.mktemp("guard")
-    friends = {"cors_origins": ("https://friend.example",), "allowed_hosts": ("tts.example",)}
+    friends = {"cors_origins": ("https://friend.example", "https://Other.example/"), "allowed_hosts": ("tts.example",)}
     return serve_once("base", voices_folder=store, consent="asserted", **friends)
 
 
@@ -118,6 +118,16 @@ def test_behind_a_proxy_that_changes_the_host_a_browsers_word_counts(served: Ser
     assert httpx.post(f"{served.url}{SPEECH}", json={"input": 5}, headers=proxied).status_code == 400
     for site in ("cross-site", "same-site"):
         assert httpx.post(f"{served.url}{SPEECH}", json={}, headers={"sec-fetch-site": site}).status_code == 403
+
+
+def test_a_page_that_was_named_with_capitals_or_a_slash_may_read_the_answers_too(served: Served) -> None:
+    """A browser writes its origin without either, and compares what it is answered to the letter."""
+    origin = {"origin": "https://other.example"}
+    asks = httpx.options(f"{served.url}{SPEECH}", headers={**origin, "access-control-request-method": "POST"})
+    told = httpx.post(f"{served.url}{SPEECH}", json={"input": 5}, headers=origin)
+    assert refused(told, 400)["param"] == "input"
+    for answer in (asks, told):
+        assert answer.headers.get("access-control-allow-origin") == origin["origin"]
 
 
 def test_a_browser_may_send_what_openais_sdk_sends(served: Served) -> None:

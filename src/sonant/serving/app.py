@@ -26,6 +26,7 @@ from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.limits.keys import ApiKeys
 from sonant.serving.limits.middleware import RequestMiddleware
+from sonant.serving.limits.origins import friends
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
@@ -115,7 +116,7 @@ def create_app(
     if options.cors_origins:  # outermost, since a browser's preflight request carries no key
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=options.cors_origins,
+            allow_origins=friends(options),
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=CORS_HEADERS,
             expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],

@@ -24,7 +24,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 class Origins:
     def __init__(self, options: ServeOptions) -> None:
-        self.friends = frozenset(origin.lower().rstrip("/") for origin in options.cors_origins)
+        self.friends = friends(options)
         self.named = frozenset(host.lower().rstrip(".") for host in options.allowed_hosts)
         machine = socket.gethostname().lower()
         self.names = self.named | {"localhost", options.host.lower(), machine, f"{machine}.local"}
@@ -61,6 +61,11 @@ class Origins:
         except ValueError:
             return name in self.names or name.endswith(".localhost")
         return True
+
+
+def friends(options: ServeOptions) -> frozenset[str]:
+    """The origins that the operator named, as browsers write them."""
+    return frozenset(origin.lower().rstrip("/") for origin in options.cors_origins)
 
 
 def _split(address: str) -> tuple[str, str]:
