@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serving.conftest import Serve, Served
+from serving.conftest import Serve, Served, wait_for
 from serving.session_client import CONFIG, SIX, events, session, sound
 
 
@@ -33,6 +33,15 @@ def test_a_piece_that_cannot_be_spoken_is_told_in_its_place(serve: Serve) -> Non
         client.say("input.text", text="Hello.")
         client.say("input.done")
         assert sound(client.until("session.done"))
+
+
+def test_what_is_refused_is_not_awaited_in_the_queue(served: Served) -> None:
+    """A session may stay open for long after that, and others would be refused for it."""
+    with session(served) as client:
+        client.say("session.config", **{**CONFIG, "voice": "nobody"})
+        client.say("input.text", text="Hello the world. And")
+        assert "nobody" in json.dumps(client.until("audio.done"))
+        wait_for(lambda: served.admission.on_the_way == 0, 3)
 
 
 def test_text_that_is_not_unicode_is_told_and_the_session_goes_on(served: Served) -> None:

@@ -166,13 +166,12 @@ class UtteranceSpeaker:
         except BadRequest:
             self.segments.pop()
             raise
-        finally:
-            if self.admitted is not None:
-                self.admitted.arrived()
+        self._tell_arrived()
         self.sentences += 1
 
     async def _refuse(self, text: str, error: BadRequest) -> None:
         """Report a refused segment in its place: after the sound of all before it."""
+        self._tell_arrived()  # it never will, and the utterance may stay open for long
         while self.busy and not self.over:
             self.text.changed.clear()
             await self.text.changed.wait()
@@ -181,6 +180,11 @@ class UtteranceSpeaker:
         await self._send_start(index, text)
         await self.send(self._error(index, error))
         await self._send_done(index, 0, failed=True)
+
+    def _tell_arrived(self) -> None:
+        """The segment that the utterance was admitted for is no longer on its way to the engine's queue."""
+        if self.admitted is not None:
+            self.admitted.arrived()
 
     async def _send_sound(self, feed: TextFeed) -> None:
         segment: Segment | None = None
