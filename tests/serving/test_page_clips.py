@@ -64,6 +64,25 @@ def test_who_clicks_twice_is_recorded_once(server: PageServer, browser: Browser)
         assert page.evaluate("inputs.map((track) => track.readyState)") == ["ended", "ended"]
 
 
+def test_a_server_that_comes_back_with_other_rules_for_uploads_is_asked_by_those(
+    server: PageServer, browser: Browser
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, visit(browser, server.url()) as visitor:
+        page = visitor.page
+        patch.setattr(server, "missing", "/v1/engine/stats")
+        visitor.wait(lambda: "as asked" in visitor.text("#engine-trouble"))
+        patch.setitem(ENGINE, "model", "another")
+        patch.setitem(ENGINE, "uploads", {"consent": "required", "clip_min_s": 3, "clip_max_s": 20})
+        patch.setattr(server, "missing", "")
+        visitor.wait(lambda: visitor.text("#model") == "another on cpu")
+        page.get_by_role("button", name="Add a voice").click()
+        assert "3 to 20 seconds" in visitor.text("#clip-hint")
+        assert page.get_by_role("group", name="The speaker’s consent, recorded").is_visible()
+        clip = page.get_by_role("group", name="A clip of the voice")
+        clip.get_by_role("button", name="Record").click()
+        visitor.wait(lambda: "for 20 s at most" in clip.get_by_role("status").inner_text())
+
+
 def test_of_two_files_the_last_one_is_taken_however_long_the_first_is(
     server: PageServer, browser: Browser, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ const player = new Player(showState);
 const previews = new VoicePreview();
 const history = new History({ onPlay: (utterance) => player.replay(utterance), onProblem: refused });
 const keys = new KeyDialog(connect);
+const voiceDialog = new VoiceDialog(added);
 const voices = new VoicePicker((problem) => {
   if (problem !== undefined) complain(problem);
   showSnippet();
@@ -37,7 +38,6 @@ let engine = null; // what the server says of the loaded engine
 let current = false; // whether `engine` still holds: a server that was away may have come back with another one
 let connecting = false;
 let trouble = ""; // why the server could not be asked
-let voiceDialog = null;
 
 async function connect() {
   connecting = true;
@@ -46,7 +46,7 @@ async function connect() {
     request.adapt(engine);
     await voices.load(engine);
     element("model-name").textContent = `${engine.model} on ${engine.device}`;
-    if (engine.uploads) voiceDialog ??= new VoiceDialog(engine.uploads, added);
+    if (engine.uploads) voiceDialog.adapt(engine.uploads);
     current = true;
     if (element("problem").textContent === trouble) complain(""); // another message is about something else
   } catch (error) {

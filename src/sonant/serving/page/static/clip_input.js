@@ -8,17 +8,16 @@ const MAX_FILE_BYTES = 100 << 20;
 
 export class ClipInput {
   blob = null;
+  maxS = Infinity; // of a recording
   lengthS = null; // null with a blob: this browser cannot read the clip, but the server may
   #file;
   #button;
   #state;
   #recorder = null;
   #round = 0; // counts the choices of a clip: results of an earlier one are dropped
-  #maxS;
 
   /** Adds its controls to a fieldset. */
-  constructor(fieldset, idPrefix, maxS) {
-    this.#maxS = maxS;
+  constructor(fieldset, idPrefix) {
     this.#file = element("input", { type: "file", accept: "audio/*", id: `${idPrefix}-file`, className: "unseen" });
     const label = element("label", { textContent: "Choose a file …", htmlFor: this.#file.id, className: "button" });
     this.#button = element("button", { type: "button", textContent: "Record" });
@@ -58,7 +57,7 @@ export class ClipInput {
     if (round !== this.#round) return silence(input);
     const parts = [];
     const recorder = (this.#recorder = new MediaRecorder(input));
-    const limit = setTimeout(() => recorder.stop(), 1000 * this.#maxS);
+    const limit = setTimeout(() => recorder.stop(), 1000 * this.maxS);
     recorder.ondataavailable = ({ data }) => parts.push(data);
     recorder.onstop = () => {
       clearTimeout(limit);
@@ -71,7 +70,7 @@ export class ClipInput {
     };
     recorder.start();
     this.#button.textContent = "Stop recording";
-    this.#state.textContent = `Recording, for ${this.#maxS} s at most …`;
+    this.#state.textContent = `Recording, for ${this.maxS} s at most …`;
   }
 
   async #take(blob) {

@@ -9,25 +9,29 @@ export class VoiceDialog {
   #dialog = document.getElementById("voice-dialog");
   #form = document.getElementById("voice-form");
   #problem = document.getElementById("voice-problem");
-  #uploads;
-  #clip;
-  #consent;
+  #uploads = null;
+  #recorded = document.getElementById("voice-consent");
+  #clip = new ClipInput(document.getElementById("voice-clip"), "clip");
+  #consent = new ClipInput(this.#recorded, "consent");
   #given = { blob: null, id: null }; // a consent that was sent: if the voice is refused, the next try uses it again
   #onAdded;
 
-  /** `uploads`: what the server says about uploading; `onAdded(voice)` is called with each new voice. */
-  constructor(uploads, onAdded) {
-    this.#uploads = uploads;
+  /** `onAdded(voice)` is called with each new voice. */
+  constructor(onAdded) {
     this.#onAdded = onAdded;
-    this.#clip = new ClipInput(document.getElementById("voice-clip"), "clip", uploads.clip_max_s);
-    const recorded = document.getElementById("voice-consent");
-    recorded.hidden = uploads.consent !== "required";
-    this.#consent = new ClipInput(recorded, "consent", CONSENT_MAX_S);
-    document.getElementById("clip-hint").textContent =
-      `Clear speech of one person, ${uploads.clip_min_s} to ${uploads.clip_max_s} seconds; about ten are plenty.`;
     this.#form.addEventListener("submit", (event) => this.#send(event));
     document.getElementById("voice-cancel").addEventListener("click", () => this.#dialog.close());
     this.#dialog.addEventListener("close", () => this.#reset());
+  }
+
+  /** `uploads`: what the server says about uploading. */
+  adapt(uploads) {
+    this.#uploads = uploads;
+    this.#clip.maxS = uploads.clip_max_s;
+    this.#consent.maxS = CONSENT_MAX_S;
+    this.#recorded.hidden = uploads.consent !== "required";
+    document.getElementById("clip-hint").textContent =
+      `Clear speech of one person, ${uploads.clip_min_s} to ${uploads.clip_max_s} seconds; about ten are plenty.`;
   }
 
   open() {
