@@ -207,6 +207,12 @@ def test_a_server_that_was_away_at_the_first_word_speaks_when_it_is_back(server:
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "failed")
         assert "cannot be reached" in visitor.text("#problem")
+        visitor.wait(lambda: visitor.page.locator("#play").is_enabled())  # what was to be said has come
+        for name in ("Play again", "Play: hello"):  # of the player, and in the list of what was said so far
+            visitor.page.evaluate("document.getElementById('problem').textContent = ''")
+            visitor.page.get_by_role("button", name=name).first.click()
+            visitor.wait(lambda: "cannot be reached" in visitor.text("#problem"))
+            assert visitor.player("state") == "failed"
         server.missing = ""
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done" and played(visitor) == 4800)

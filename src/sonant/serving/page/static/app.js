@@ -18,7 +18,7 @@ const form = element("speech");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 const request = new RequestForm(form);
-const player = new Player(showState);
+const player = new Player(showState, refused);
 const previews = new VoicePreview();
 const history = new History({ onPlay: (utterance) => player.replay(utterance), onProblem: refused });
 const keys = new KeyDialog(connect);
@@ -87,7 +87,7 @@ async function say(utterance) {
 function preview() {
   const utterance = previews.utterance(request.fields(), engine, `${voices.name}, a preview`);
   complain("");
-  if (utterance.whole) player.replay(utterance);
+  if (utterance.whole) player.replay(utterance).catch(refused);
   else say(utterance);
 }
 

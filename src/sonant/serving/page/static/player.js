@@ -33,10 +33,15 @@ export class Player {
   #saidMs = 0; // when the status last changed
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
   #onState;
+  #onProblem;
 
-  /** `onState(state)`: waiting, speaking, buffering, paused, done, stopped or failed. */
-  constructor(onState) {
+  /**
+   * `onState(state)`: waiting, speaking, buffering, paused, done, stopped or failed. `onProblem(error)` is called if
+   * what its own buttons began went wrong.
+   */
+  constructor(onState, onProblem) {
     this.#onState = onState;
+    this.#onProblem = onProblem;
     new ResizeObserver(() => this.#paint()).observe(element("waveform"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
   }
@@ -89,16 +94,23 @@ export class Player {
     }
   }
 
-  /** Play again what has arrived; the server is not asked. */
+  /** Play again what has arrived; the server is not asked. Rejects with what the visitor should read. */
   async replay(utterance) {
-    await this.#listen(utterance, this.#begin(utterance, "Playing again", "Playing again …"));
+    const run = this.#begin(utterance, "Playing again", "Playing again …");
+    try {
+      await this.#listen(utterance, run);
+    } catch (error) {
+      if (run !== this.#run) return; // it was stopped
+      this.#end("failed", "Nothing was played.");
+      throw error;
+    }
   }
 
   /** Play or pause, whatever the button says. */
   toggle() {
     if (this.#box.dataset.state === "paused") this.#playback.resume();
     else if (this.live) this.#playback?.pause();
-    else if (this.utterance) this.replay(this.utterance);
+    else if (this.utterance) this.replay(this.utterance).catch(this.#onProblem);
   }
 
   /** Move to a sample among those that have arrived. */
