@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import time
@@ -94,6 +95,20 @@ def test_a_body_of_no_stated_length_is_counted_as_it_comes(served: Served) -> No
     with begun(served, start + chunk + chunk):
         wait_for(lambda: budget.held_bytes >= 2 * MIB)
     wait_for(lambda: budget.held_bytes == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+def test_a_body_that_is_too_large_from_its_first_bytes_on_is_a_request_like_any_other(
+    serve: Serve, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    served = serve("toy", max_body_bytes=1000)
+    with caplog.at_level(logging.INFO):
+        answer = httpx.post(served.url + path, content=iter([b" " * 2000]), headers=JSON)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
+    wait_for(lambda: any(hasattr(record, "request") for record in caplog.records))
+    (line,) = [record.request for record in caplog.records if hasattr(record, "request")]
+    assert (line["id"], line["status"], line["outcome"]) == (answer.headers["x-request-id"], 413, "bad_request")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"], ids=["plain", "asks first"])

@@ -78,8 +78,12 @@ class ShortWay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST" or not _is_json(scope):
             return await self.app(scope, receive, send)
-        first = await receive()
-        response = self._answer(scope, first)
+        first: Message | SonantError
+        try:
+            first = await receive()
+        except SonantError as e:  # the body may not come
+            first = e.with_traceback(None)
+        response = None if isinstance(first, SonantError) else self._answer(scope, first)
         if response is None:
             return await self.app(scope, _Again(first, receive), send)
         return await response(scope, receive, send)
@@ -96,14 +100,16 @@ class ShortWay:
 
 
 class _Again:
-    """A `receive` that first repeats a message that was received already."""
+    """A `receive` that first repeats what it gave already: a message, or an error."""
 
-    def __init__(self, first: Message, receive: Receive) -> None:
-        self._first: Message | None = first
+    def __init__(self, first: Message | SonantError, receive: Receive) -> None:
+        self._first: Message | SonantError | None = first
         self._receive = receive
 
     async def __call__(self) -> Message:
         first, self._first = self._first, None
+        if isinstance(first, SonantError):
+            raise first
         return await self._receive() if first is None else first
 
 
