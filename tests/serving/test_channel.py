@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from serving.conftest import wait_for
 from serving.hand_made_front_end import FrontEnd, framed, speak, speaks_still
-from sonant import EngineConfig
+from sonant import Engine, EngineConfig
 from sonant.serving.channel import connection
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.channel.engine_port import EnginePort
+from sonant.serving.limits.admission import Admission
+from sonant.serving.options import ServeOptions
+from toy_family.model import ToyModel
 from toy_family.prompter import ToyPrompter
 
 GARBAGE: dict[str, Callable[[FrontEnd], None]] = {
@@ -183,3 +188,18 @@ def test_clips_to_be_encoded_are_bounded(port: EnginePort, monkeypatch: pytest.M
     front_end.send(m.EncodeVoice(3, b"\0" * 4 * 48_000, None, "x"))
     assert isinstance(front_end.read(), m.VoiceEncoded)
     front_end.socket.close()
+
+
+def test_a_port_that_is_closed_while_clips_are_encoded_says_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one is whose engine has failed."""
+    config, device, may = EngineConfig(max_rows=1, kv_tokens=512), torch.device("cpu"), threading.Event()
+    with Engine(ToyModel(config, device), config, device) as engine:
+        monkeypatch.setattr(engine, "encode", lambda *_: may.wait(10))
+        port = EnginePort(engine, tmp_path / "engine", Admission(ServeOptions()))
+        clips = [port.encode_voice(None, None, "clip") for _ in range(3)]
+        port.close()
+        may.set()
+        wait_for(lambda: all(made is not None and made.done() for made in clips))
+    assert [record.getMessage() for record in caplog.records] == []

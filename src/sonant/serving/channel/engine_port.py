@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,15 @@ class EnginePort:
             return None
         self._encoding += 1
         made = self._voices.submit(self.engine.encode, samples, text, name)
-        made.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self._encoded))
+        made.add_done_callback(self._encoded)
         return made
 
-    def _encoded(self) -> None:
-        self._encoding -= 1
+    def _encoded(self, _: Future[Any]) -> None:
+        def count() -> None:
+            self._encoding -= 1
+
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for an answer any more
+            self.loop.call_soon_threadsafe(count)
 
     def record(self, steps: int, timeout_s: float, stacks: bool, graphs: bool) -> Future[tuple[int, Path]]:
         from sonant.engine.step_profiler import record_to_file
