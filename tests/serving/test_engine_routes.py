@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -9,6 +12,7 @@ import pytest
 
 from serving.conftest import Serve, Served, wait_for
 from sonant.engine.telemetry import PagedTotals
+from sonant.serving.observability.engine_report import EngineReport
 from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReader
@@ -100,6 +104,21 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     slow = later[75].ttfp_p50_s
     assert later[75].requests == 1 and slow is not None and slow > 2  # the earlier request is forgotten
     assert later[119].requests == 0 and later[119].rejected == 0 and later[119].ttfp_p50_s is None
+
+
+def test_a_front_end_that_is_younger_than_its_engine_does_not_count_its_steps_as_its_own(served: Served) -> None:
+    report = asyncio.run_coroutine_threadsafe(served.link.report(), served.link.engine.remote.loop).result(10)
+    assert report is not None and 0 < report.loaded_s < time.monotonic()
+
+    def at(steps: int) -> EngineReport:
+        return replace(report, loaded_s=1_000.0, stats={**report.stats, "steps": steps})
+
+    recent = RecentStatsReader(Metrics(), now_s=11_000.0)
+    first, second = recent.at(11_001.0, at(100_010)), recent.at(11_002.0, at(100_030))
+    assert first.steps_per_s == pytest.approx(10, rel=0.01) and first.steps_window_s == 10_001
+    assert (second.steps_per_s, second.steps_window_s) == (20, 1)
+    anew = recent.at(11_003.0, replace(at(100_040), loaded_s=11_002.5))  # and has done more already
+    assert anew.steps_per_s == 100_040
 
 
 def test_many_who_ask_do_not_make_it_grow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class EngineReport:
     sessions: int
     paged: PagedTotals = field(default_factory=PagedTotals)
     host_weight_bytes: int = 0
+    loaded_s: float = 0.0  # when the engine was, on the monotonic clock, which all processes of a machine share
 
 
 class EngineReporter:
@@ -47,6 +49,7 @@ class EngineReporter:
 
         self.engine = engine
         self._gpu = GpuReader(engine.device)
+        self._loaded_s = time.monotonic()
 
     def json(self, port: EnginePort) -> bytes:
         engine, telemetry = self.engine, self.engine.telemetry
@@ -63,6 +66,7 @@ class EngineReporter:
             sessions=port.admission.sessions,
             paged=telemetry.paged,
             host_weight_bytes=engine.host_weight_bytes,
+            loaded_s=self._loaded_s,
         )
         return msgspec.json.encode(report)
 

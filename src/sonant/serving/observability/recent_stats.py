@@ -28,6 +28,7 @@ _LEAST_APART_S = 0.5  # between readings that are kept, however many callers ask
 class StepTotals:
     """Sums since the engine was loaded: they start again when it is loaded again."""
 
+    loaded_s: float | None = None  # when that was; None: there was no engine
     count: int = 0
     phase_s: tuple[float, ...] = (0.0,) * len(STEP_PHASES)
     frame_steps: int = 0
@@ -76,7 +77,8 @@ class RecentStatsReader:
         while len(readings) > 1 and readings[0].at_s < now_s - WINDOW_S:
             readings.popleft()
         old = readings[0]
-        near = next((r for r in readings if r.at_s >= now_s - STEPS_WINDOW_S), readings[-1])
+        late = (r for r in readings if r.at_s >= now_s - STEPS_WINDOW_S and r.steps.loaded_s == new.steps.loaded_s)
+        near = next(late, readings[-1])
         if now_s - readings[-1].at_s >= _LEAST_APART_S:
             readings.append(new)
         return RecentStats(**_requests(old, new), **_steps(near, new))
@@ -92,6 +94,7 @@ def _step_totals(report: EngineReport | None) -> StepTotals:
         return StepTotals()
     rows = report.tallies["rows"]
     return StepTotals(
+        loaded_s=report.loaded_s,
         count=int(report.stats["steps"]),
         phase_s=tuple(report.phase_s[phase].total for phase in STEP_PHASES),
         frame_steps=sum(rows.counts),
@@ -114,8 +117,10 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
-    window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # A new engine has begun at zero.
+    same, loaded_s = new.steps.loaded_s == old.steps.loaded_s, new.steps.loaded_s
+    before = old.steps if same else StepTotals()  # Another engine began at zero, maybe long before this process did.
+    since_s = old.at_s if same or loaded_s is None else min(old.at_s, loaded_s)
+    window_s = max(new.at_s - since_s, 1e-3)
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     paged, paged_before = new.steps.paged, before.paged
     passed_s = paged.pass_s - paged_before.pass_s
