@@ -159,6 +159,9 @@ def test_what_was_said_is_heard_again_without_asking_anew(server: PageServer, br
         assert download.value.suggested_filename == "first-words.mp3"
         wanted = {"input": "first words", "voice": "a", "response_format": "mp3", "seed": int(SEED)}
         assert server.bodies[-1] == wanted and len(server.bodies) == asked + 1
+        server.script = [tone(0.3), 0.1, ConnectionError("as asked")]
+        press(visitor, "Save as MP3: first words")
+        visitor.wait(lambda: "before the file was whole" in visitor.text("#problem"))
 
 
 def test_a_voice_is_described_and_heard_before_it_is_used(server: PageServer, browser: Browser) -> None:

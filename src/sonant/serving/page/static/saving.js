@@ -1,6 +1,6 @@
 // Saves an utterance as a file on the visitor's machine.
 
-import { call } from "./api.js";
+import { ServerError, call } from "./api.js";
 import { object } from "./snippets.js";
 import { SAMPLE_RATE } from "./sound.js";
 import { wavFile } from "./wav.js";
@@ -17,7 +17,15 @@ export async function saveMp3(utterance) {
   const body = object({ ...fields, response_format: '"mp3"', seed: utterance.seed });
   const headers = { "content-type": "application/json" };
   const response = await call("audio/speech", { method: "POST", body, headers });
-  save(await response.blob(), `${nameOf(utterance)}.mp3`);
+  save(await whole(response), `${nameOf(utterance)}.mp3`);
+}
+
+async function whole(response) {
+  try {
+    return await response.blob();
+  } catch {
+    throw new ServerError("The connection broke off before the file was whole. Try again.", 0);
+  }
 }
 
 function save(blob, name) {
