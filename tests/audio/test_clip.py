@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,19 @@ def test_a_ten_hour_file_is_refused_before_a_sample_is_decoded(tmp_path: Path, m
 
     monkeypatch.setattr(sf.SoundFile, "read", lambda *_, **__: pytest.fail("decoded"))
     assert "36000.0 s long: cut it to 60 s or less" in refusal(path)
+
+
+def test_many_channels_at_a_high_rate_take_little_more_memory_than_their_mix() -> None:
+    """A FLAC of silence is a thousandth of what it decodes to."""
+    out = BytesIO()
+    sf.write(out, np.zeros((20 * 192_000, 8), np.int16), 192_000, format="FLAC")
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadAudio, match="silent"):
+            read_clip(out.getvalue(), sample_rate=SAMPLE_RATE)
+        assert tracemalloc.get_traced_memory()[1] < 60 << 20  # all channels: 123 MB; their mix, in two copies: 31 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_ten_hour_array_is_refused_before_it_is_copied() -> None:

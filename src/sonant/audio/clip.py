@@ -35,6 +35,7 @@ _UNKNOWN_FRAMES = 1 << 62  # libsndfile says 2^63 - 1 for a stream whose length 
 _UNKNOWN_BYTES = 0x7FFF0000  # writers that cannot seek back leave 2^31 or 2^32, less a header, as the size
 _UNKNOWN_TO_LIBSNDFILE = (1, 4)  # its codes for a format, and for an encoding in a known one
 _STATED_SHORTFALL = 0.95  # a container's length has the encoder's padding in it, of a tenth of a second at most
+_MIXED_AT_ONCE = 1 << 18  # frames
 _SHORTFALL = 0.99  # sizes that are off by a header's worth are common and harmless
 
 
@@ -90,7 +91,7 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
                 raise BadAudio(f"{name} does not say how long it is: save it again as WAV, not as a stream")
             _check_whole(sound.extra_info, name)
             _check_shape(name, frames, sound.channels, rate_hz, min_s, max_s)
-            channels = sound.read(frames, dtype="float32", always_2d=True)
+            samples = _mixed(sound, frames)
     except BadAudio:
         raise
     # TypeError is soundfile's answer to a name that ends in .raw.
@@ -108,12 +109,24 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
             f"{name} cannot be decoded as audio ({reason}): is it whole, and {known}?{more} "
             "Other formats: ffmpeg -i clip.wma clip.wav"
         ) from e
-    if len(channels) < _SHORTFALL * frames:
+    if len(samples) < _SHORTFALL * frames:
         raise BadAudio(
-            f"{name} ends early: its header says {frames / rate_hz:.2f} s, {len(channels) / rate_hz:.2f} s "
+            f"{name} ends early: its header says {frames / rate_hz:.2f} s, {len(samples) / rate_hz:.2f} s "
             "could be decoded; fetch or export it again"
         )
-    return channels.mean(axis=1), rate_hz
+    return samples, rate_hz
+
+
+def _mixed(sound: Any, frames: int) -> Samples:
+    """At most so many frames, mixed down a piece at a time: a minute of all channels at the highest rate is 370 MB,
+    which as silence is a FLAC of 90 KB."""
+    pieces: list[Samples] = [np.zeros(0, np.float32)]
+    for start in range(0, frames, _MIXED_AT_ONCE):
+        channels = sound.read(min(_MIXED_AT_ONCE, frames - start), dtype="float32", always_2d=True)
+        pieces.append(channels.mean(axis=1))
+        if not len(channels):
+            break
+    return np.concatenate(pieces)
 
 
 def _decode_other(file: str | BytesIO, kind: str, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
