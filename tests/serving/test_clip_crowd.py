@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -17,6 +19,7 @@ import soundfile
 
 from serving.conftest import Serve, Served
 from sonant.errors import BadAudio
+from sonant.serving.api import voice_routes
 from sonant.serving.channel import connection
 from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.voices.clips import MAX_WAITING, Clips
@@ -92,6 +95,34 @@ def test_a_crowd_with_clips_is_bounded_and_holds_nobody_up(slow: tuple[Served, l
     assert plain.status_code == 200 and slowest_s < 1.0
     text = httpx.get(f"{served.url}/metrics").text
     assert f'sonant_rejected_total{{reason="too_many_clips"}} {len(refused)}.0' in text
+
+
+def test_a_crowd_with_recorded_consents_is_bounded_and_holds_no_speech_up(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take a decoder's memory and time; and the threads that open encoders are for all."""
+    served, sound = serve("toy", voices_folder=tmp_path), base64.b64decode(clip(0))
+    reading, most, lock = 0, 0, threading.Lock()
+
+    def slowly(*_: object, **limits: object) -> None:
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        time.sleep(ENCODING_S)
+        with lock:
+            reading -= 1
+
+    def agree(_: int) -> httpx.Response:
+        files, form = {"recording": ("yes.wav", sound)}, {"name": "mine", "language": "en"}
+        return httpx.post(f"{served.url}/v1/audio/voice_consents", files=files, data=form, timeout=30)
+
+    monkeypatch.setattr(voice_routes, "read_clip", slowly)
+    with ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(agree, range(60)))
+    told = Counter(answer.status_code for answer in answers)
+    assert most <= 2 and set(told) == {200, 429} and told[200] >= MAX_WAITING
+    assert all(a.json()["error"]["code"] == "too_many_clips" for a in answers if a.status_code == 429)
 
 
 class FailingOnce:

@@ -68,14 +68,12 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
     async def add_consent(
         name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
     ) -> dict[str, Any]:
-        def check_and_keep(data: bytes) -> ConsentRecord:
-            c = service.link.engine.config
-            with _of_field("recording"):
-                read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
-            return store.consents.add(data, language, name)
-
         async with service.upload(request.state.client):
-            return _consent(await run_in_threadpool(check_and_keep, await recording.read()))
+            data, c = await recording.read(), service.link.engine.config
+            read = partial(read_clip, data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
+            with _of_field("recording"):
+                await service.clips.check(read)
+            return _consent(await run_in_threadpool(store.consents.add, data, language, name))
 
     @router.get("/voice_consents")
     async def list_consents() -> dict[str, Any]:

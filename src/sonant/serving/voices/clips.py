@@ -73,6 +73,11 @@ class Clips:
             samples = await loop.run_in_executor(self._readers, engine.read_clip, data, text)
             return await engine.encode(samples, text, name)
 
+    async def check(self, read: Callable[[], object]) -> None:
+        """Have `read` raise what is wrong with a recording that nobody is to speak like."""
+        with self._place():
+            await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
     def close(self) -> None:
         self._fetchers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
