@@ -103,6 +103,22 @@ def test_channels_are_averaged_and_a_path_will_do(tmp_path: Path) -> None:
     assert 0.3 < np.abs(read_clip(tmp_path / "voice.m4a", sample_rate=SAMPLE_RATE)).max() < 0.9
 
 
+def test_a_clip_of_as_many_channels_as_are_read_is_read() -> None:
+    out, rate_hz = BytesIO(), 48_000
+    with av.open(out, "w", format="matroska") as container:
+        sound = container.add_stream("flac", rate=rate_hz, layout="7.1")
+        sound.codec_context.format = "s16"
+        samples = (16_000 * reference_clip(1.0, rate_hz)[0]).astype(np.int16)
+        for start in range(0, rate_hz, 4096):
+            piece = np.repeat(samples[start : start + 4096], 8)[None]
+            frame = av.AudioFrame.from_ndarray(piece, format="s16", layout="7.1")
+            frame.sample_rate, frame.pts = rate_hz, start
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+    heard = read_clip(out.getvalue(), sample_rate=rate_hz)
+    np.testing.assert_array_equal(heard, samples / np.float32(32768))
+
+
 def test_its_length_is_judged(m4a: bytes, webm: bytes) -> None:
     for data in (m4a, webm):
         assert "s long: cut it to 1 s or less" in refusal(data, max_s=1.0)

@@ -70,7 +70,8 @@ def _decode(
         left = most_s * rate
         for frame in _with(first, sound):
             out.write(struct.pack("<i", frame.samples))
-            for plane in frame.planes:
+            # PyAV looks for a null behind the planes, and libav puts none behind eight.
+            for plane in frame.planes[:channels]:
                 out.write(memoryview(plane)[: 4 * frame.samples])
             left -= frame.samples
             if left < 0:
