@@ -110,51 +110,50 @@ class Failing:
         self.fail.set()
 
 
+class Loads:
+    """Loads failing engines, and notes how many earlier ones are still held by then."""
+
+    def __init__(self) -> None:
+        self.loaded: list[weakref.ref[Failing]] = []
+        self.held: list[int] = []
+
+    def __call__(self) -> Engine:
+        self.held.append(sum(one() is not None for one in self.loaded))
+        engine = Failing()
+        self.loaded.append(weakref.ref(engine))
+        return engine  # type: ignore[return-value]
+
+
 def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise there would have to be room for both."""
     monkeypatch.setattr(engine_supervisor, "gc", gc)
-    loaded: list[weakref.ref[Failing]] = []
-    held: list[int] = []
-
-    def load() -> Engine:
-        held.append(sum(one() is not None for one in loaded))
-        engine = Failing()
-        loaded.append(weakref.ref(engine))
-        return engine  # type: ignore[return-value]
-
-    supervisor = supervised(load, lambda _: None)
+    loads = Loads()
+    supervisor = supervised(loads, lambda _: None)
     supervisor.start()
     wait_for(lambda: supervisor.ready)
     supervisor.engine.fail.set()  # type: ignore[attr-defined]
-    wait_for(lambda: supervisor.ready and len(loaded) == 2)
+    wait_for(lambda: supervisor.ready and len(loads.loaded) == 2)
     supervisor.close()
-    assert held == [0, 0]
+    assert loads.held == [0, 0]
 
 
 def test_an_engine_that_front_ends_cannot_reach_is_given_back_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_supervisor, "gc", gc)
-    loaded: list[weakref.ref[Failing]] = []
-    held: list[int] = []
-
-    def load() -> Engine:
-        held.append(sum(one() is not None for one in loaded))
-        engine = Failing()
-        loaded.append(weakref.ref(engine))
-        return engine  # type: ignore[return-value]
+    loads = Loads()
 
     class Loop(asyncio.SelectorEventLoop):
         async def create_unix_server(self, *given: Any, **options: Any) -> Any:
-            if len(loaded) == 1:
+            if len(loads.loaded) == 1:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return await super().create_unix_server(*given, **options)
 
     monkeypatch.setattr(engine_port, "_event_loop", Loop)
     monkeypatch.setattr(engine_supervisor.logger, "exception", lambda *_: None)  # pytest keeps what it is given
     threads = threading.active_count()
-    supervisor = supervised(load, lambda _: None)
+    supervisor = supervised(loads, lambda _: None)
     supervisor.start()
     wait_for(lambda: supervisor.ready)
-    assert held == [0, 0] and supervisor.path.exists()
+    assert loads.held == [0, 0] and supervisor.path.exists()
     supervisor.close()
     assert threading.active_count() == threads
 
