@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from io import BytesIO
 from pathlib import Path
 
@@ -164,18 +165,48 @@ def test_a_file_that_lies_about_its_size_takes_nobodys_memory(m4a: bytes) -> Non
     assert time.monotonic() - began < 5
 
 
-def test_a_decoder_that_takes_too_much_or_hangs_is_given_up(m4a: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dead:
-        stdout = b""
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("raise SystemExit(1)", "took too much memory or failed"),
+        ("import time; time.sleep(60)", "it takes over 0.5 s"),
+        ("import sys, time; sys.stdin.buffer.read(); time.sleep(60)", "it takes over 0.5 s"),
+        ("import sys\nsys.stdin.buffer.read()\nwhile True: sys.stdout.buffer.write(bytes(9999))", "too much memory"),
+        (
+            "import sys; sys.stdin.buffer.read(); out = sys.stdout.buffer\n"
+            'out.write(b\'{"rate": 8000, "channels": 1, "stated_s": null}\\n\')\n'
+            'while True: out.write((2000).to_bytes(4, "little") + bytes(8000))',
+            "it is damaged",
+        ),
+    ],
+)
+def test_a_decoder_that_dies_hangs_or_never_ends_is_given_up(
+    m4a: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    (tmp_path / "decoder.py").write_text(does)
+    monkeypatch.setattr(libav_clip, "_SCRIPT", tmp_path / "decoder.py")
+    monkeypatch.setattr(libav_clip, "_TIMEOUT_S", 0.5 if "0.5 s" in why else 20.0)
+    assert why in refusal(m4a * (1 + (1 << 20) // len(m4a)))  # more than a pipe holds
 
-    monkeypatch.setattr(libav_clip.subprocess, "run", lambda *_, **__: Dead())
-    assert "took too much memory or failed" in refusal(m4a)
 
-    def hangs(*_: object, **limits: float) -> None:
-        raise subprocess.TimeoutExpired("decoder", limits["timeout"])
-
-    monkeypatch.setattr(libav_clip.subprocess, "run", hangs)
-    assert "it takes over 30 s" in refusal(m4a)
+def test_all_channels_of_a_long_clip_are_never_held_at_once() -> None:
+    """A minute of silence in eight channels is a file of some kilobytes, and hundreds of megabytes of samples."""
+    out, rate_hz, piece = BytesIO(), 192_000, 8192
+    with av.open(out, "w", format="matroska") as container:
+        sound = container.add_stream("flac", rate=rate_hz, layout="7.1")
+        sound.codec_context.format = "s16"
+        for start in range(0, 20 * rate_hz, piece):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 8 * piece), np.int16), format="s16", layout="7.1")
+            frame.sample_rate, frame.pts = rate_hz, start
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+    tracemalloc.start()
+    try:
+        assert "is silent" in refusal(out.getvalue(), max_s=60.0)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 60 << 20  # the mix is 15 MB, all channels are 123
 
 
 def test_a_file_without_sound_is_refused() -> None:

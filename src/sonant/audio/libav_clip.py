@@ -10,15 +10,21 @@ import json
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import IO
 
 import numpy as np
 
 from sonant.types import Samples
 
+_SCRIPT = Path(__file__).with_name("libav_decoder.py")
 _TIMEOUT_S = 30.0
-_PASSED_OVER = 1 << 16  # bytes of the decoder's output that are searched for the end of its first line
+_LONGEST_HEAD = 1 << 16  # bytes
 # libav's names of the demuxers, by an offset in the file and the bytes there. None of them opens another file.
 _KINDS: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "mov"),  # M4A, MP4, MOV, 3GP
@@ -62,35 +68,65 @@ def is_installed() -> bool:
 def decode(data: bytes, kind: str, *, most_s: float, most_channels: int, most_hz: int) -> Decoded:
     """Decode the file's first audio stream. Decoding stops as soon as it is longer than `most_s`; of one with more
     channels, or a higher sample rate, nothing is decoded."""
-    script = str(Path(__file__).with_name("libav_decoder.py"))
-    command = [sys.executable, "-P", script, kind, str(most_s), str(most_channels), str(most_hz)]
+    command = [sys.executable, "-P", str(_SCRIPT), kind, str(most_s), str(most_channels), str(most_hz)]
     try:
-        answer = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S, check=False).stdout
-    except subprocess.TimeoutExpired:
-        raise NotDecoded(f"it takes over {_TIMEOUT_S:g} s") from None
+        process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
     except OSError as e:
         raise NotDecoded(f"the decoder did not start: {e.strerror}") from e
-    end = answer.find(b"\n", 0, _PASSED_OVER)
-    if end < 0:
+    with process, _killed_after(_TIMEOUT_S, process) as late:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with suppress(BrokenPipeError), process.stdin as given:  # it reads all before it answers, or has failed
+                given.write(data)
+            return _answer(process.stdout, most_s)
+        except NotDecoded:
+            if late.is_set():
+                raise NotDecoded(f"it takes over {_TIMEOUT_S:g} s") from None
+            raise
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """Kill the process then; the event says whether that time came."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    clock = threading.Timer(seconds, end)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield late
+    finally:
+        clock.cancel()
+
+
+def _answer(output: IO[bytes], most_s: float) -> Decoded:
+    head = output.readline(_LONGEST_HEAD)
+    if not head.endswith(b"\n"):
         raise NotDecoded("the decoder took too much memory or failed")
-    facts = json.loads(answer[:end])
+    facts = json.loads(head)
     if "error" in facts:
         raise NotDecoded(str(facts["error"])[:200])
-    channels = facts["channels"]
-    return Decoded(_mono(memoryview(answer)[end + 1 :], channels), facts["rate"], channels, facts["stated_s"])
+    rate_hz, channels = facts["rate"], facts["channels"]
+    return Decoded(_mono(output, channels, most_s * rate_hz), rate_hz, channels, facts["stated_s"])
 
 
-def _mono(frames: memoryview, channels: int) -> Samples:
+def _mono(output: IO[bytes], channels: int, most: float) -> Samples:
+    """The frames mixed down as they come: all channels of a whole clip at once may be hundreds of megabytes."""
     parts: list[Samples] = [np.zeros(0, np.float32)]
-    place = 0
-    while place + 4 <= len(frames):
-        (samples,) = struct.unpack_from("<i", frames, place)
-        place += 4
+    kept = 0
+    while len(length := output.read(4)) == 4:
+        (samples,) = struct.unpack("<i", length)
         if samples == -1:
             return np.concatenate(parts)
         size = 4 * channels * samples
-        if samples < 0 or place + size > len(frames):
+        if samples < 0 or kept > most or len(frame := output.read(size)) < size:
             break
-        parts.append(np.frombuffer(frames[place : place + size], "<f4").reshape(channels, samples).mean(axis=0))
-        place += size
+        parts.append(np.frombuffer(frame, "<f4").reshape(channels, samples).mean(axis=0))
+        kept += samples
     raise NotDecoded("it is damaged")
