@@ -51,7 +51,14 @@ class Voice:
         meta = {"text": self.text or "", "name": self.name, "format": _FORMAT}
         if self.family is not None:
             meta["family"] = self.family
-        Path(path).write_bytes(save(dict(self.tensors), metadata=meta))
+        path = Path(path)
+        part = path.with_name(f".{path.name}.part")
+        try:  # An older file stays until this one is whole.
+            part.write_bytes(save(dict(self.tensors), metadata=meta))
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:

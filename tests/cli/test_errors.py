@@ -171,7 +171,7 @@ def test_a_voice_that_cannot_be_saved(run: Run, tiny_checkpoints: Folders) -> No
 
 
 def test_argparse_refuses_the_rest(run: Run) -> None:
-    for options in ("--threads 0", "--seed x", "--dtype int8", "--voice a --clone b"):
+    for options in ("--threads 0", "--threads 100000", "--seed x", "--dtype int8", "--voice a --clone b"):
         assert "error: argument" in refusal(run, *SAY, *options.split())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 from collections.abc import Mapping
@@ -175,6 +176,21 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(BadAudio, match="cannot be read as a saved voice"):
         Voice.load(tmp_path / "bad.safetensors")
+
+
+def test_a_voice_that_cannot_be_written_whole_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        write(path, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    older, path, write = Voice({"embedding": np.ones(4, np.float32)}), tmp_path / "me.voice", Path.write_bytes
+    older.save(path)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        Voice({"embedding": np.zeros(4, np.float32)}).save(path)
+    assert Voice.load(path).fingerprint == older.fingerprint and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])

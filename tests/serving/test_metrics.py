@@ -64,6 +64,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A stand-in for the driver's library."""
     nvml = types.SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
+        NVMLError=type("NVMLError", (Exception,), {}),
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetMemoryInfo=lambda _: types.SimpleNamespace(used=3 << 30, total=8 << 30),
@@ -226,6 +227,15 @@ def test_gpu_figures_are_read_once_a_second_at_most(nvml: types.SimpleNamespace)
     assert readings == ["GPU-1234"] and seen is not None
     assert seen["memory_used_bytes"] == 3 << 30 and seen["utilisation_ratio"] == 0.4
     assert seen["power_watts"] == 123.0 and seen["temperature_celsius"] == 51
+
+
+def test_a_figure_that_a_gpu_does_not_have_takes_no_other_along(nvml: types.SimpleNamespace) -> None:
+    def unsupported(_: object) -> int:
+        raise nvml.NVMLError("Not Supported")
+
+    nvml.nvmlDeviceGetPowerUsage = unsupported
+    seen = GpuReader(GPU).read()
+    assert seen is not None and "power_watts" not in seen and seen["temperature_celsius"] == 51
 
 
 def test_without_nvml_there_are_no_gpu_figures_and_no_harm(nvml: types.SimpleNamespace) -> None:

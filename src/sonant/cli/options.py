@@ -72,8 +72,8 @@ def positive_numbers(text: str, option: str, kind: type[N]) -> list[N]:
     return numbers
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`, and at most `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -82,6 +82,8 @@ def whole_number(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {value}")
         return value
 
     return parse

@@ -18,6 +18,7 @@ from sonant.cli.sound_file import FORMATS, STDOUT, OutputError, SoundOutput, ope
 from sonant.cli.text_source import read_text
 from sonant.cli.torch_import import import_torch
 from sonant.config import EngineConfig
+from sonant.cores import MOST_THREADS
 from sonant.errors import ConfigError
 from sonant.models.registry import all_knobs
 from sonant.sampling import Sampling
@@ -127,7 +128,10 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=DTYPES, default="auto", help=f"data type of the model {auto}")
     group.add_argument("--codec-dtype", choices=DTYPES, default="auto", help=f"data type of the codec {auto}")
     group.add_argument(
-        "--threads", metavar="N", type=whole_number(1), help="number of CPU threads (default: as torch chooses)"
+        "--threads",
+        metavar="N",
+        type=whole_number(1, MOST_THREADS),
+        help="number of CPU threads (default: as torch chooses)",
     )
 
 

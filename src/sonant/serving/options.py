@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sonant.config import option
+from sonant.cores import MOST_THREADS
 from sonant.errors import ConfigError
 from sonant.serving.observability.log_format import LogFormat
 
@@ -29,8 +30,8 @@ class ModelOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be over 0, not {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ConfigError(f"threads must be from 1 to {MOST_THREADS}, not {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,10 @@ class EnginePort:
     def close(self) -> None:
         """Send front ends what still waits for them, and hang up."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(2 * _CLOSE_S)
+            try:
+                asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(2 * _CLOSE_S)
+            except Exception:  # An engine that is loaded again must not be kept from it.
+                logger.warning("front ends were not hung up on in order", exc_info=True)
             self._stop()
         self._voices.shutdown(wait=False, cancel_futures=True)
         self._recorder.shutdown(wait=False, cancel_futures=True)

@@ -74,7 +74,8 @@ class RemoteSteps:
         self._send(message, in_haste=True)
 
     def abort(self, requests: Iterable[Request]) -> None:
-        ids = [self._ids_of[request] for request in requests if request in self._ids_of]
+        found = (self._ids_of.get(request) for request in requests)  # which the event loop may end meanwhile
+        ids = [id for id in found if id is not None]
         if ids:
             self._send(m.Abort(ids))
 

@@ -1,14 +1,14 @@
 """The GPU's own figures, from the driver through NVML: memory, utilisation, power, temperature.
 
-Without a GPU, or without nvidia-ml-py, there are none. A reading takes the driver about a millisecond, so it is made
-by the thread that scrapes and kept for a second.
+Without a GPU, or without nvidia-ml-py, there are none. A reading takes the driver about a millisecond, so it is kept
+for a second.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -19,22 +19,13 @@ logger = logging.getLogger(__name__)
 _KEPT_S = 1.0
 
 
-@dataclass(frozen=True)
-class GpuFigures:
-    memory_used_bytes: float
-    memory_total_bytes: float
-    utilisation_ratio: float
-    power_watts: float
-    temperature_celsius: float
-
-
 class GpuReader:
     """Used in the engine's process, since only that knows its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lock = Lock()
-        self._kept: tuple[float, GpuFigures | None] = (-_KEPT_S, None)
+        self._kept: tuple[float, dict[str, float] | None] = (-_KEPT_S, None)
         self._nvml: Any = None
         self._absent = device.type != "cuda"
 
@@ -47,9 +38,9 @@ class GpuReader:
             if time.monotonic() - when_s >= _KEPT_S:
                 figures = self._ask()
                 self._kept = time.monotonic(), figures
-            return None if figures is None else asdict(figures)
+            return figures
 
-    def _ask(self) -> GpuFigures | None:
+    def _ask(self) -> dict[str, float] | None:
         try:
             if self._nvml is None:
                 import pynvml
@@ -63,14 +54,18 @@ class GpuReader:
             return None
 
 
-def _read(nvml: Any, device: torch.device) -> GpuFigures:
+def _read(nvml: Any, device: torch.device) -> dict[str, float]:
+    """The figures that the driver has of this device: not all devices measure their power, for one."""
     # The device is asked for by its UUID, since CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML.
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return GpuFigures(
-        memory_used_bytes=float(memory.used),
-        memory_total_bytes=float(memory.total),
-        utilisation_ratio=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-        power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        temperature_celsius=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-    )
+    figures: dict[str, float] = {}
+    with suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        figures |= {"memory_used_bytes": float(memory.used), "memory_total_bytes": float(memory.total)}
+    with suppress(nvml.NVMLError):
+        figures["utilisation_ratio"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    with suppress(nvml.NVMLError):
+        figures["power_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    with suppress(nvml.NVMLError):
+        figures["temperature_celsius"] = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    return figures

@@ -99,7 +99,12 @@ const TILES = [
     optional: true,
     value: (s) => s.gpu?.utilisation_ratio ?? null,
     large: (s) => `${Math.round(100 * s.gpu.utilisation_ratio)} %`,
-    small: (s) => `${Math.round(s.gpu.power_watts)} W, ${Math.round(s.gpu.temperature_celsius)} °C`,
+    small: (s) => {
+      const { power_watts: watts, temperature_celsius: degrees } = s.gpu; // which not every GPU measures
+      return [watts != null && `${Math.round(watts)} W`, degrees != null && `${Math.round(degrees)} °C`]
+        .filter(Boolean)
+        .join(", ");
+    },
   },
   {
     name: "Turned away",
