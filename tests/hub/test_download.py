@@ -248,7 +248,7 @@ def test_the_extra_is_named_where_it_lacks(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("path", "sha256", "blob"),
     [
-        ("model.safetensors", "/home/me/.profile", None),
+        ("model.safetensors", "/etc/profile", None),
         ("config.json", None, "../../../.profile"),
         ("../config.json", None, "ab"),
         ("/etc/config.json", None, "ab"),

@@ -39,81 +39,73 @@ sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ops", metavar="OP,OP…", help="ops to measure, as `sonant doctor` names them (default: all)")
-    parser.add_argument(
-        "--size",
-        metavar="S,S…",
-        help=f"models whose shapes to measure: {', '.join(_sizes(_providers()))} (default: all)",
-    )
-    parser.add_argument(
-        "--where",
-        metavar="WORDS",
-        default="",
-        help='only in parts whose name contains this, such as "flow" (default: all)',
-    )
-    parser.add_argument(
-        "--rows",
-        metavar="N,N…",
-        help="rows of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune, the rows that"
-        " keys of a tile table end with (default: all)",
-    )
-    parser.add_argument(
-        "--prefill",
-        metavar="N",
-        type=whole_number(0),
-        help="prompt positions in a prefill; 0: none (default: 512 on a GPU, 0 on a CPU)",
-    )
+    _add_shapes(parser.add_argument_group("what is measured"))
+    _add_tuning(parser.add_argument_group("tuning"))
+    _add_gate(parser.add_argument_group("accepted figures"))
     parser.add_argument("--device", default="auto", help="where to run: auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="data type of weights and activations (default: auto)"
-    )
-    add_quantize(parser)
-    parser.add_argument(
-        "--tune",
-        action="store_true",
-        help="find each kernel's best tile on this GPU, at the shapes of each family's largest model",
-    )
-    parser.add_argument(
-        "--tune-seconds",
-        metavar="S",
-        type=whole_number(1),
-        default=120,
-        help="seconds after which to stop tuning (default: 120)",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
+        "--out", metavar="FILE", type=Path,
         help="write all figures as JSON (default: nowhere); with --tune, write the tiles (default: where kernels read"
         " them)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--against",
-        metavar="TABLE",
-        help="exit with 1 if a kernel comes less close to its least possible time (its floor) than in this table of "
-        "accepted figures; shipped: Sonant's own table for this GPU and --quantize. Plain torch is not measured then",
-    )
-    parser.add_argument(
-        "--tolerance",
-        metavar="%",
-        type=float,
-        default=5.0,
-        help="shortfall that counts as noise, in percent (default: 5)",
-    )
-    parser.add_argument("--accept", action="store_true", help="write the measured figures into the table of --against")
-    parser.add_argument(
-        "--seconds",
-        metavar="S",
-        type=whole_number(1),
+        "--seconds", metavar="S", type=whole_number(1),
         help="seconds after which no measurement is begun (default: no limit)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=whole_number(1),
+        "--jobs", metavar="N", type=whole_number(1),
         help="processes that compile all kernels before the first is measured, which is faster if none is compiled yet"
         " (default: compile each when it is measured)",
+    )  # fmt: skip
+
+
+def _add_shapes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--ops", metavar="OP,OP…", help="ops to measure, as `sonant doctor` names them (default: all)")
+    group.add_argument(
+        "--size", metavar="S,S…",
+        help=f"models whose shapes to measure: {', '.join(_sizes(_providers()))} (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--where", metavar="WORDS", default="",
+        help='only in parts whose name contains this, such as "flow" (default: all)',
+    )  # fmt: skip
+    group.add_argument(
+        "--rows", metavar="N,N…",
+        help="rows of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune, the rows that"
+        " keys of a tile table end with (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefill", metavar="N", type=whole_number(0),
+        help="prompt positions in a prefill; 0: none (default: 512 on a GPU, 0 on a CPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of weights and activations (default: auto)"
     )
+    add_quantize(group)
+
+
+def _add_tuning(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tune", action="store_true",
+        help="find each kernel's best tile on this GPU, at the shapes of each family's largest model",
+    )  # fmt: skip
+    group.add_argument(
+        "--tune-seconds", metavar="S", type=whole_number(1), default=120,
+        help="seconds after which to stop tuning (default: 120)",
+    )  # fmt: skip
+
+
+def _add_gate(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--against", metavar="TABLE",
+        help="exit with 1 if a kernel comes less close to its least possible time (its floor) than in this table of "
+        "accepted figures; shipped: Sonant's own table for this GPU and --quantize. Plain torch is not measured then",
+    )  # fmt: skip
+    group.add_argument(
+        "--tolerance", metavar="%", type=float, default=5.0,
+        help="shortfall that counts as noise, in percent (default: 5)",
+    )  # fmt: skip
+    group.add_argument("--accept", action="store_true", help="write the measured figures into the table of --against")
 
 
 def run(args: argparse.Namespace) -> int:
