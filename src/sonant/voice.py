@@ -46,15 +46,19 @@ class Voice:
         object.__setattr__(self, "tensors", {n: np.asarray(t, order="C") for n, t in self.tensors.items()})
         object.__setattr__(self, "fingerprint", found.hexdigest())
 
-    def save(self, path: str | Path) -> None:
-        """Write the voice to one .safetensors file, so that it never needs encoding again."""
+    def to_bytes(self) -> bytes:
+        """The content of a saved voice."""
         meta = {"text": self.text or "", "name": self.name, "format": _FORMAT}
         if self.family is not None:
             meta["family"] = self.family
+        return save(dict(self.tensors), metadata=meta)
+
+    def save(self, path: str | Path) -> None:
+        """Write the voice to one .safetensors file, so that it never needs encoding again."""
         path = Path(path)
         part = path.with_name(f".{path.name}.part")
         try:  # An older file stays until this one is whole.
-            part.write_bytes(save(dict(self.tensors), metadata=meta))
+            part.write_bytes(self.to_bytes())
             part.replace(path)
         except OSError:
             part.unlink(missing_ok=True)

@@ -48,5 +48,5 @@ def test_the_environment_goes_before_the_rule_and_a_gpus_host_is_left_alone(
 
 
 def test_no_threads_at_all_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threads must be over 0"):
+    with pytest.raises(ConfigError, match="threads must be from 1"):
         ModelOptions(threads=0)

@@ -135,7 +135,7 @@ class VoiceStore:
         with self.index.reading() as db:  # Most refusals come here, before anything is written.
             self._admit(db, name, consent_id)
         with self.files.staging(self.index) as staging:
-            file, file_bytes = staging.add("safetensors", voice.save)
+            file, file_bytes = staging.add("safetensors", lambda place: place.write_bytes(voice.to_bytes()))
             clip_file = None if clip is None else staging.add("clip", lambda path: path.write_bytes(clip))[0]
             record = VoiceRecord(
                 id=f"voice_{secrets.token_hex(12)}",
