@@ -74,6 +74,32 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
         assert (got == reference.sample(logits, u * one, params)).all()
 
 
+@pytest.fixture
+def reduced_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two by two, with Triton's own comparison: the interpreter has numpy's, for which NaN is the largest."""
+    from triton.runtime.interpreter import ReduceOps
+
+    monkeypatch.setattr(ReduceOps, "apply_impl", ReduceOps.generic_reduce)
+
+
+@pytest.mark.usefixtures("reduced_as_on_a_gpu")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("first", [0, 30, 39])
+def test_a_greedy_row_with_nan_gets_an_id_of_the_vocabulary(first: int) -> None:
+    """Past it are columns that only fill a power of two: as ids they would lead past the end of tables."""
+    logits = random(2, 3, 40)
+    logits[0, :, first:] = float("nan")
+    one = torch.ones(2, device=DEVICE)
+    params = SamplingParams(greedy=one > 0, temperature=one, top_k=one.int(), top_p=one)
+    sane = logits[1].argmax(-1)
+    ids = kernel("sample")(logits[:, 0].contiguous(), 0.5 * one, params)
+    assert 0 <= int(ids[0]) < 40 and ids[1] == sane[0]
+    none = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    recent = torch.full((2, 1, 3), -1, dtype=torch.int32, device=DEVICE)
+    ids = kernel("ras_sample")(logits, torch.full((2, 6), 0.5, device=DEVICE), params, Ras(recent, none, none, 40))
+    assert (ids[0] >= 0).all() and (ids[0] < 40).all() and torch.equal(ids[1], sane)
+
+
 @pytest.mark.parametrize(
     ("vocab", "window", "rows", "books", "dtype"), [(24, 7, 8, 3, torch.float32), (1026, 32, 3, 4, torch.bfloat16)]
 )

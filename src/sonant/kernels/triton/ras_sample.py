@@ -14,7 +14,7 @@ from torch import Tensor
 from sonant.kernels.reference import Ras, SamplingParams
 from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.sample import draw, invert, row_in_registers, score_bits
+from sonant.kernels.triton.sample import draw, highest_of, invert, row_in_registers, score_bits
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def _ras_sample(
     uniform_stride, draw_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride,
     recent_stride, age_stride, book_stride, length_stride, repeats_stride,
     ROWS: tl.constexpr, WINDOW: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     """`recent` has ROWS rows; WINDOW is the power of two that holds them. `draw_stride` is between a row's uniforms."""
     launch_dependents(PDL)
@@ -41,7 +42,7 @@ def _ras_sample(
     share_at, heat = tl.load(own), tl.load(temperature + row * temperature_stride)
     wanted, share = tl.load(top_k + row * top_k_stride), tl.load(top_p + row * top_p_stride)
     is_greedy = tl.load(greedy + row * greedy_stride) != 0
-    highest, best = tl.max(score, axis=0, return_indices=True)
+    highest, best = highest_of(score, vocab, PADDED)
     chosen = draw(score, highest, column, inside, vocab, share_at, heat, wanted, share, BITS)
     chosen = tl.where(is_greedy, best, chosen)
     count = tl.sum((kept == chosen).to(tl.int32), axis=0)

@@ -61,6 +61,15 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 
 
 @triton.jit
+def highest_of(score, vocab, PADDED: tl.constexpr):
+    """The highest score and its id. Where a score is NaN it is some id, but none of the columns past the last."""
+    highest, best = tl.max(score, axis=0, return_indices=True)
+    if PADDED:  # of NaN and minus infinity a reduction keeps whichever it meets last
+        best = tl.minimum(best, vocab - 1)
+    return highest, best
+
+
+@triton.jit
 def invert(weight, column, inside, share):
     """The id at which the cumulative sum of the weights passes this share of their total."""
     running = tl.cumsum(weight, axis=0)
@@ -92,7 +101,7 @@ def _sample(
     seen_rows, vocab, table, fetched,
     uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
     MASKED: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
-    PDL: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -113,7 +122,7 @@ def _sample(
         never = tl.load(suppressed + column, mask=inside, other=1) != 0
         too_early = (tl.load(suppress_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | too_early, float("-inf"), score)
-    highest, best = tl.max(score, axis=0, return_indices=True)
+    highest, best = highest_of(score, vocab, PADDED)
     drawn = draw(score, highest, column, inside, vocab, at, heat, wanted, share, BITS)
     chosen = tl.where(is_greedy, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
@@ -149,4 +158,4 @@ def score_bits(logits: Tensor) -> int:
 def row_in_registers(vocab: int) -> dict[str, int]:
     """Launch arguments of a kernel whose program holds a row of scores."""
     block = next_power_of_2(vocab)
-    return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
+    return {"BLOCK": block, "PADDED": block > vocab, "num_warps": max(1, min(16, block // 512))}
