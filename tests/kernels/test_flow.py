@@ -63,6 +63,21 @@ def test_local_attention_onto_a_residual(
         close(got, expected, dtype, roundings=3)
 
 
+@pytest.mark.parametrize("strange", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", [slice(None), slice(-32, None)], ids=["all of it", "its values"])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_sequence_whose_numbers_have_gone_wrong_reaches_no_other(part: slice, strange: float) -> None:
+    """All sequences are lines of one tile. A row of padding may hold anything, and a row may go wrong by itself."""
+    qkv, residual = random(3, 5, 8 * 16), random(3, 5, 24, seed=6)
+    of = Heads(None, None, *(random(1, 5, 1, 16, seed=n) for n in (1, 2)), 4, 2, 1e-5)
+    weight = random(24, 64, seed=5) / 8
+    qkv[1, 2, part] = strange
+    expected = reference.local_attention_add(qkv, of, weight, residual)
+    got = kernel("local_attention_add")(qkv, of, weight, residual.clone(), tile=Tile(0, 16, 0, splits=2))
+    close(got[[0, 2]], expected[[0, 2]], torch.float32, roundings=3)
+    assert not got[1].isfinite().any()
+
+
 def test_heads_that_do_not_share_keys_are_not_one_programs() -> None:
     of = Heads(None, None, torch.ones(1, 3, 1, 16), torch.zeros(1, 3, 1, 16), 4, 2, 1e-5)
     with pytest.raises(ValueError, match="does not divide"):

@@ -41,13 +41,22 @@ def _made_ready(
     )  # fmt: skip
 
 
+@triton.jit
+def _kept_apart(values, visible):
+    """The values [rows, DIM], zero where they are infinite or NaN, and which lines see such a value: in the product of
+    all sequences at once a weight of zero would not keep these from the others."""
+    numbers = tl.abs(values.to(tl.float32)) < float("inf")
+    strange = tl.max(tl.where(numbers, 0, 1), 1)
+    return tl.where(numbers, values, tl.zeros_like(values)), tl.max(tl.where(visible, strange[None], 0), 1) > 0
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _local_attention_add(
     qkv, q_weight, k_weight, cos, sin, weight, column_scale, residual, out, partials, arrivals,
     rows, columns, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
-    NORM: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    NORM: tl.constexpr, SEVERAL: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
@@ -70,6 +79,8 @@ def _local_attention_add(
     wait_prior(PDL)
     keys = _made_ready(qkv, k_weight, cos, sin, HEADS + kv_head, there, angle, eps, width * DIM, DIM, NORM)
     values = tl.load(qkv + (there * width * DIM + (HEADS + KV_HEADS + kv_head) * DIM)[:, None] + dim[None])
+    if SEVERAL:
+        values, strange = _kept_apart(values, visible)
     total = tl.zeros([LINES, BLOCK_N], tl.float32)
     for head in tl.static_range(own_heads):
         queries = _made_ready(qkv, q_weight, cos, sin, first + head, there, angle, eps, width * DIM, DIM, NORM)
@@ -77,6 +88,8 @@ def _local_attention_add(
         scores = tl.where(visible, scores, float("-inf"))
         share = tl.exp(scores - tl.max(scores, 1)[:, None])
         mixed = tl.dot(share.to(values.dtype), values, input_precision=PRECISION) / tl.sum(share, 1)[:, None]
+        if SEVERAL:
+            mixed = tl.where(strange[:, None], float("nan"), mixed)
         total = tl.dot(mixed.to(values.dtype), tl.trans(tiles[head].to(values.dtype)), total, input_precision=PRECISION)
     last = True
     if SPLITS > 1:
@@ -118,7 +131,7 @@ def local_attention_add(
         workspace(qkv, strips, tile.splits, lines * tile.n), counters(read, strips, tile.splits),
         rows=rows, columns=columns, rope_stride=0 if len(cos) == 1 else steps * dim, eps=heads.eps, scale=dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines, NORM=norm,
-        SCALED=column_scale is not None, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
+        SEVERAL=batch > 1, SCALED=column_scale is not None, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
         BLOCK_N=tile.n, SPLITS=tile.splits, num_warps=tile.warps, **launch_options(qkv),
     )  # fmt: skip
     return out
