@@ -76,6 +76,17 @@ def test_the_same_clip_for_many_at_once_is_encoded_once(slow: tuple[Served, list
     assert len(encoded) == 1  # its voice is remembered
 
 
+def test_every_item_of_a_batch_may_have_a_clip(slow: tuple[Served, list[str]]) -> None:
+    """Though all items run at once, and there are more of them than clips that may wait to be read."""
+    served, encoded = slow
+    items: list[dict[str, object]] = [{"input": "hello", "max_frames": 2} for _ in range(2 * MAX_WAITING)]
+    body = {"items": items, "ref_audio": clip(0)}
+    for n, item in enumerate(items[: MAX_WAITING + 2], start=1):
+        item["ref_audio"] = clip(n % 3)
+    answer = httpx.post(f"{served.url}/v1/audio/speech/batch", json=body, timeout=60).json()
+    assert {result.get("error") for result in answer["results"]} == {None} and len(encoded) == 3
+
+
 def test_a_crowd_with_clips_is_bounded_and_holds_nobody_up(slow: tuple[Served, list[str]]) -> None:
     served, encoded = slow
     clips = [clip(n) for n in range(40)]

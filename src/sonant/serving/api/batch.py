@@ -10,7 +10,7 @@ import asyncio
 import base64
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -27,6 +27,8 @@ from sonant.serving.audio_pipeline import check_complete
 from sonant.serving.channel.remote_engine import Admitted
 from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
+
+_CLIPS_AT_ONCE = 2  # of one batch: all of them together are more than the readers of clips let wait
 
 
 def batch_routes(service: SpeechService) -> APIRouter:
@@ -57,6 +59,7 @@ class BatchResponse(Response):
         self.service, self.bodies, self.client = service, bodies, client
         self.background = None
         self.started_s = time.monotonic()
+        self._clips = asyncio.Semaphore(_CLIPS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: RequestRecord = scope["state"]["record"]
@@ -88,7 +91,10 @@ class BatchResponse(Response):
     async def _item(self, admitted: Admitted, body: SpeechBody) -> dict[str, Any]:
         with ExitStack() as resources:
             try:
-                stream, pipeline = await self.service.speak(admitted, body, True, resources)
+                turn: AbstractAsyncContextManager[None]
+                turn = nullcontext() if body.ref_audio is None and body.speakers is None else self._clips
+                async with turn:
+                    stream, pipeline = await self.service.speak(admitted, body, True, resources)
                 sound = [await pipeline.push(chunk) async for chunk in stream]
                 check_complete(stream)
                 sound.append(await pipeline.finish())
