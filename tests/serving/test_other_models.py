@@ -57,6 +57,15 @@ def test_the_body_is_kept_and_the_place_is_of_this_address(pair: tuple[Served, S
     assert answer.status_code == 200 and len(answer.json()["results"]) == 1
 
 
+def test_a_batch_goes_where_its_items_models_are(pair: tuple[Served, Served]) -> None:
+    url = f"{pair[0].url}/v1/audio/speech/batch"
+    item = {"input": "hello", "max_frames": 2}
+    one = httpx.post(url, json={"items": [{**item, "model": "small"}] * 2, "model": "tts-1", "voice": "alloy"})
+    assert (one.status_code, one.headers["location"]) == (307, "/models/small/v1/audio/speech/batch")
+    two = httpx.post(url, json={"items": [item, {**item, "model": "small"}], "voice": "alloy"})
+    assert two.status_code == 400 and "a batch for each" in two.json()["error"]["message"]
+
+
 def test_a_session_is_told_where_its_model_is(pair: tuple[Served, Served]) -> None:
     with connect(f"{pair[0].url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
         socket.send(json.dumps({"type": "session.config", "model": "small", "voice": "alloy"}))

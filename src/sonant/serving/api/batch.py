@@ -28,13 +28,14 @@ from sonant.serving.channel.remote_engine import Admitted
 from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 
+_PATH = "/v1/audio/speech/batch"
 _CLIPS_AT_ONCE = 2  # of one batch: all of them together are more than the readers of clips let wait
 
 
 def batch_routes(service: SpeechService) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/v1/audio/speech/batch", response_class=JSONResponse)
+    @router.post(_PATH, response_class=JSONResponse)
     async def batch(body: BatchBody, request: Request) -> Response:
         chars = sum(len(item.input) for item in body.items)
         if chars > MAX_INPUT_CHARS:
@@ -42,13 +43,14 @@ def batch_routes(service: SpeechService) -> APIRouter:
                 f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
             )
         request.state.record.asks(body, chars)
-        if service.others and (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech/batch")):
-            request.state.record.outcome = "sent_on"
-            return elsewhere
         bodies = body.bodies()
         services = {id(found): found for found in (service.of(item.model) for item in bodies)}
-        if len(services) > 1:
+        places = {service.others.place(item.model) if service.others else None for item in bodies}
+        if len(services) > 1 or len(places) > 1:
             raise BadRequest("a batch is spoken by one model; send a batch for each")
+        if service.others and (elsewhere := service.others.sent_on(bodies[0].model, _PATH)):
+            request.state.record.outcome = "sent_on"
+            return elsewhere
         return BatchResponse(next(iter(services.values())), bodies, request.state.client)
 
     return router
