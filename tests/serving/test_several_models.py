@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import _checkpoint, _stop, break_engine, wait_for
 from serving.process import server_processes
-from serving.session_client import CONFIG, session, sound
+from serving.session_client import CONFIG, events, session, sound
 from serving.test_voice_routes import upload, wav
 from sonant.cli.serve import check_names, shared
 from sonant.config import EngineConfig
@@ -133,6 +133,21 @@ def test_a_session_speaks_with_the_model_of_its_config(both: Both) -> None:
         client.say("session.config", **CONFIG, model="nobody")
         told = client.hear()
         assert isinstance(told, dict) and told["type"] == "error" and "small, toy" in told["message"]
+
+
+def test_a_sessions_segments_are_as_long_as_its_own_model_takes_them(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as the first model does, from which others may differ."""
+    first = both.server.service.link.engine
+    monkeypatch.setattr(first, "config", replace(first.config, segment_chars=40))
+    text = "A sentence of more words than the first model takes at once, "
+    with session(both) as client:  # type: ignore[arg-type]
+        client.say("session.config", **CONFIG, model="toy", max_frames=2, split_granularity="sentence")
+        client.say("input.text", text=f"{text}which the toy takes whole.")
+        client.say("input.done")
+        begun = [m for m in events(client.until("session.done")) if m["type"] == "audio.start"]
+    assert [m["sentence_text"] for m in begun] == [f"{text}which the toy takes whole."]
 
 
 def test_figures_tell_models_apart(both: Both) -> None:

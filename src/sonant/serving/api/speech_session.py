@@ -222,7 +222,8 @@ class SpeechSession:
     def _utterance(self, engine: EngineConfig) -> UtteranceText:
         if self.current is None:
             assert self.config is not None
-            self.current = UtteranceText(self.begun, self.config, engine.segment_chars)
+            own = self.service.of(self.config.model).link.loaded  # of several models each has its own longest segment
+            self.current = UtteranceText(self.begun, self.config, (own.config if own else engine).segment_chars)
             self.begun += 1
             self.queue.append(self.current)
             self.changed.set()
