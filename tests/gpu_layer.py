@@ -68,15 +68,16 @@ def by_rule(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
 
 
 def folding(norms: list[RMSNorm]) -> dict[str, Patches]:
-    without = mock.patch.object(gemv, "known_tile", lambda *given: None)
+    without = mock.patch.object(gemv, "known_tile", lambda x, weight, gated: None)
     rule = mock.patch.object(gemv, "known_tile", by_rule)
     return {"norms apart": (apart(norms),), "as it is": (), "no tiles of ours": (without,), "tiles by rule": (rule,)}
 
 
 def quantizing() -> dict[str, Patches]:
     library = mock.patch.object(scaled_product, "tile_for", lambda *args: LIBRARY)
-    widened = mock.patch.object(small_m_tile, "WIDENED_ROWS", 64)
-    return {"both sides, Triton": (), "both sides, library": (library,), "widened to 64 rows": (widened,)}
+    # The second has its own name for it: with as many rows attention would hand eight bits on.
+    widened = tuple(mock.patch.object(module, "WIDENED_ROWS", 64) for module in (small_m_tile, scaled_product))
+    return {"both sides, Triton": (), "both sides, library": (library,), "widened to 64 rows": widened}
 
 
 def loaded(folder: Path, rows: list[int], quantize: Quantization | None) -> tuple[Engine, list[RMSNorm]]:
