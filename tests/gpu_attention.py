@@ -106,9 +106,9 @@ def drawn(seed: int) -> tuple[str, Shape, dict[str, object]]:
 
 def step_error(shape: Shape, seed: int, options: dict[str, object]) -> float:
     call = step_call(shape, seed, "cuda")
-    own = call[2].clone()
+    (qkv, heads, _, *rest), own = call, call[2].clone()
     expected = exact_step(*call)
-    error = error_of(attention.paged_step(*call[:2], own, *call[3:], **options), expected)
+    error = error_of(attention.paged_step(qkv, heads, own, *rest, **options), expected)
     written = cache_error(own, call[2])  # this has its own limit
     return max(error, written * RELATIVE_ERROR / shape.cache_error)
 

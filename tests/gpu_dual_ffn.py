@@ -211,7 +211,7 @@ def main() -> None:
     rows = max(prompts for prompts, _ in shapes)
     engine = sonant.load(args.folder, device=args.device, config=EngineConfig(max_rows=rows, warm_rows=1))
     engine.close()  # so that its rows, blocks and cache can be used here
-    found = [figures for shape in shapes for figures in measure(engine, *shape, args.rounds)]
+    found = [figures for prompts, positions in shapes for figures in measure(engine, prompts, positions, args.rounds)]
     print(table(found))
     if args.out:
         args.out.write_text(json.dumps([asdict(f) for f in found], indent=1), encoding="utf-8")

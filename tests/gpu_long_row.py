@@ -71,8 +71,9 @@ def check(seeds: Iterable[int]) -> int:
         call = step_call(shape, seed, "cuda")
         own = [call[2].clone() for _ in range(2)]
         expected = exact_step(*call)
+        qkv, turned, _, *rest = call
         for cache in own:  # twice, so that the second launch finds what the first has left
-            got = attention.paged_step(*call[:2], cache, *call[3:], form=form, early=rng.random() < 0.8)
+            got = attention.paged_step(qkv, turned, cache, *rest, form=form, early=rng.random() < 0.8)
             error = max(error_of(got, expected), cache_error(cache, call[2]) * RELATIVE_ERROR / shape.cache_error)
             count, worst = count + 1, max(worst, error)
             if not error < RELATIVE_ERROR:

@@ -154,9 +154,9 @@ def main() -> int:
     began_s, right = time.perf_counter(), True
     with torch.no_grad():
         clocked = [replace(forms["usual"], clocked=1) for forms in asked.values()]
-        forms = [form for some in asked.values() for form in some.values()]
-        pairs = [frame_pass.opening(form) for form in forms if form.source == frame_pass._USUAL.source]
-        made = build_all([*forms, *pairs, *clocked])
+        every = [form for some in asked.values() for form in some.values()]
+        pairs = [frame_pass.opening(form) for form in every if form.source == frame_pass._USUAL.source]
+        made = build_all([*every, *pairs, *clocked])
         print(f"-- ready after {time.perf_counter() - began_s:.1f} s; a copy {copy_speed():.2f} TB/s", flush=True)
         for (name, bits), forms in asked.items():
             right &= measure(name, bits, {title: form for title, form in forms.items() if form in made})

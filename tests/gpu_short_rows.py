@@ -70,14 +70,14 @@ def check(seeds: range) -> int:
             long = tuple(random.Random(seed).randrange(500, 1500) for _ in range(seed // 4 % 5))
             shape = replace(shape, lengths=(*shape.lengths, *range(15), *long))
         call = step_call(shape, seed, "cuda")
-        before = call[2].clone()
+        (qkv, heads, _, *rest), before = call, call[2].clone()
         expected = exact_step(*call)
         for form in FORMS:
             own = before.clone()
             options: dict[str, Any] = {"early": seed % 3 > 0, "splits": (None, 1, 3)[seed // 3 % 3]}
             if seed % 4 == 0:
                 options |= {"splits": None, "helpers": (1, 2, 6, 12)[seed // 4 % 4]}
-            error = error_of(attention.paged_step(*call[:2], own, *call[3:], form=form, **options), expected)
+            error = error_of(attention.paged_step(qkv, heads, own, *rest, form=form, **options), expected)
             error = max(error, cache_error(own, call[2]) * RELATIVE_ERROR / shape.cache_error)
             worst[form] = max(worst[form], error)
             if not error < RELATIVE_ERROR:

@@ -152,7 +152,7 @@ def ways(case: StackCase, weights: Sequence[LocalWeights]) -> None:
         except RuntimeError as error:  # a capture may refuse what a stream accepts
             say(f"  {name}: {WRONG}{' '.join(str(error).split())[:200]}")
 
-    tell("Triton's chain", lambda: chain.local_stack(x, weights, True))
+    tell("Triton's chain", lambda: chain.local_stack(x, weights))
     for n, (pace, ahead) in enumerate(PACES if case is FLOW else PACES[:1]):
         grid = stack.Grid(ahead=ahead, pace=pace)
         function = _function(stack.stack_kernel(stack.Form.of(x, weights[0], grid)), 0)
