@@ -17,6 +17,8 @@ import yaml
 from sonant.cli.main import build_parser
 from sonant.cli.serve import OWNERS, read_options
 from sonant.cli.settings import settings_of
+from sonant.kernels.cuda.compiler import cache_folder
+from sonant.kernels.tuning import user_path
 from sonant.serving.cluster.ray_settings import DRAIN_NOTICE_S, ray_environment
 from sonant.serving.options import ServeOptions
 from sonant.serving.ray_app import options_from
@@ -195,6 +197,18 @@ def test_the_unit_starts_a_command_that_exists_and_waits_for_its_drain() -> None
     assert options.voices_folder is not None
     assert str(options.voices_folder).startswith(f"/var/lib/{unit()['StateDirectory']}/")
     assert set(re.findall(r"SONANT_\w+", read("sonant.service"))) <= VARIABLES
+
+
+def test_the_unit_keeps_compiled_kernels_where_it_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home of its user is hidden by ProtectHome, and ProtectSystem=strict leaves two folders to write to."""
+    told, kept = unit(), Path("/var/cache") / unit()["CacheDirectory"]
+    environment = dict(word.split("=", 1) for word in shlex.split(told["Environment"]))
+    assert told["ProtectHome"] == "true" and told["ProtectSystem"] == "strict"
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for folder in (Path(environment["TRITON_CACHE_DIR"]), cache_folder(), user_path("NVIDIA H200")):
+        assert folder.is_relative_to(kept), folder
 
 
 def test_systemd_understands_the_unit() -> None:
