@@ -16,13 +16,26 @@ SHARD_BYTES = 15 << 20
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Replace what `folder` holds under `name`."""
+    """Replace what `folder` holds under `name`. That stays until all of the new state is written."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(f"{name}-*.safetensors"):
+    shards = list(_shards(tensors))
+    told = {"trainer": json.dumps(dict(meta)), "files": str(len(shards))}
+    made = [folder / f"{name}-{i:02d}.safetensors" for i in range(len(shards))]
+    try:
+        for path, shard in zip(made, shards, strict=True):
+            save_file({n: t.detach().contiguous().cpu() for n, t in shard.items()}, _part(path), told)
+        for path in made:
+            _part(path).replace(path)
+    finally:
+        for path in made:
+            _part(path).unlink(missing_ok=True)
+    for stale in {*folder.glob(f"{name}-*.safetensors")} - {*made}:
         stale.unlink()
-    for i, shard in enumerate(_shards(tensors)):
-        data = {n: t.detach().contiguous().cpu() for n, t in shard.items()}
-        save_file(data, folder / f"{name}-{i:02d}.safetensors", {"trainer": json.dumps(dict(meta))})
+
+
+def _part(path: Path) -> Path:
+    """What a file is called until all of the state is there."""
+    return path.with_suffix(".part")
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -32,12 +45,15 @@ def read(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{folder} holds no {name}-*.safetensors: give the folder in which a run left its state"
         )
     tensors: dict[str, Tensor] = {}
-    meta: dict[str, Any] = {}
+    saves: list[dict[str, str]] = []
     for path in paths:
         with safe_open(str(path), "pt") as f:
-            meta = json.loads(f.metadata()["trainer"])
+            saves.append(f.metadata())
             tensors |= {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118 (it is no mapping)
-    return tensors, meta
+    whole = int(saves[0].get("files", len(paths)))  # older ones do not say how many they are
+    if len(paths) != whole or any(save != saves[0] for save in saves):
+        raise ValueError(f"{folder}: its {len(paths)} files {name}-*.safetensors are not one whole state of {whole}")
+    return tensors, json.loads(saves[0]["trainer"])
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
