@@ -84,8 +84,10 @@ def encode_corpus(encoder: CodecEncoder, sounds: Sounds, corpus: Corpus, device:
 
 
 def write(out: Path, entries: list[Entry], codes: list[np.ndarray]) -> None:
-    """Speakers stay mixed: any shard alone is a fair sample."""
+    """Replace what `out` holds. Speakers stay mixed: any shard alone is a fair sample."""
     out.mkdir(parents=True, exist_ok=True)
+    for stale in out.glob("codes-*.npz"):  # of another corpus or codec: `read` would take them along
+        stale.unlink()
     order = np.random.default_rng(0).permutation(len(entries))
     sizes = np.cumsum([codes[i].size * 5 // 4 + 60 for i in order])  # about ten bits a code, and the text
     shards = np.split(order, np.searchsorted(sizes, np.arange(SHARD_BYTES, sizes[-1], SHARD_BYTES)))

@@ -56,3 +56,14 @@ def test_codes_are_read_as_they_were_written(corpus: Corpus, tmp_path: Path, mon
     assert len(found) == len(codes)
     for line, piece in found:
         np.testing.assert_array_equal(piece, known[line["speaker"], line["text"]])
+
+
+def test_codes_take_the_place_of_those_of_an_earlier_corpus(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files of another codec's codes would otherwise be learnt along with these."""
+    monkeypatch.setattr(encode, "SHARD_BYTES", 1000)
+    earlier, codes = (np.full((e.samples // FRAME, 3), n) for n in (7, 5) for e in corpus.entries[:1])
+    encode.write(tmp_path, corpus.entries, [earlier] * len(corpus.entries))
+    encode.write(tmp_path, corpus.entries[:1], [codes])
+    assert [piece.max() for _, piece in encode.read(tmp_path)] == [5]
