@@ -23,6 +23,7 @@ from sonant.models.qwen3_tts.synthetic.shapes import model_shapes
 from sonant.models.weights import stored_names
 from training import settings
 from training.lexicon import SHIPPED as SHIPPED_LEXICON
+from training.ship import put_in_place
 from training.talker import checkpoint
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
@@ -77,16 +78,21 @@ def export(
     encoder: bool = False,
     lexicon: Path = SHIPPED_LEXICON,
 ) -> None:
-    """`weights` by their names in the talker; `codec` is an exported speech_tokenizer folder."""
-    shutil.rmtree(out, ignore_errors=True)
-    model = write_folder(out, config, codec, config.voice.shipped, dtype, lexicon)
+    """`weights` by their names in the talker; `codec` is an exported speech_tokenizer folder.
+
+    What is at `out` is replaced when all of the new folder is written: codec and lexicon may lie in it.
+    """
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    model = write_folder(part, config, codec, config.voice.shipped, dtype, lexicon)
     tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in published_tensors(weights, model).items()}
-    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    save_file(tensors, part / "model.safetensors", {"format": "pt"})
     parts = compact_codec(load_file(codec / "model.safetensors"), codec_dtype, encoder=encoder)
-    save_file(parts, out / "speech_tokenizer" / "model.safetensors", {"format": "pt"})
-    (out / "LICENSE.txt").write_text(
+    save_file(parts, part / "speech_tokenizer" / "model.safetensors", {"format": "pt"})
+    (part / "LICENSE.txt").write_text(
         _NOTICE.format(name=config.voice.name, license=config.voice.license), encoding="utf-8"
     )
+    put_in_place(part, out)
 
 
 def sizes(folder: Path) -> dict[str, int]:

@@ -17,18 +17,29 @@ MOST_BYTES = 40_000_000
 
 
 def ship(voice: Path, place: Path) -> int:
-    """Replace what is there → the bytes of what is there now."""
+    """Replace what is at `place`, which `voice` itself may be → the bytes of what is there now."""
     size = sum(p.stat().st_size for p in voice.rglob("*") if p.is_file())
     if size > MOST_BYTES:
         raise ValueError(f"{voice} has {size / 1e6:.1f} MB, over {MOST_BYTES / 1e6:.0f} MB")
+    part = place.with_name(f"{place.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        shutil.copytree(voice, part)
+        for path in part.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        write_sums(part)
+        verify(part)
+        put_in_place(part, place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return size
+
+
+def put_in_place(part: Path, place: Path) -> None:
+    """Give a finished folder the name of another, whose place it takes."""
     if place.exists():
         shutil.rmtree(place)
-    shutil.copytree(voice, place)
-    for path in place.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    write_sums(place)
-    verify(place)
-    return size
+    part.rename(place)
 
 
 def main() -> None:

@@ -192,3 +192,33 @@ def test_a_voice_that_is_too_large_is_not_shipped(voice: Path, tmp_path: Path, m
     with pytest.raises(ValueError, match="over"):
         ship(voice, tmp_path / "package")
     assert not (tmp_path / "package").exists()
+
+
+def test_a_voice_is_exported_over_the_folder_that_holds_its_codec_and_lexicon(
+    voice: Path, talker_config: TalkerTraining, speech_tokenizer: Path, weights: Mapping[str, Tensor], tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(voice, tmp_path / "voice"))
+    shutil.rmtree(out / "speech_tokenizer")
+    shutil.copytree(speech_tokenizer, out / "speech_tokenizer")
+    export(weights, talker_config, out / "speech_tokenizer", out, lexicon=out / "lexicon.zz")
+    assert sizes(out) == sizes(voice)
+    assert [path.name for path in tmp_path.iterdir()] == ["voice"]
+
+
+def test_an_export_that_fails_leaves_the_voice_that_was_there(
+    voice: Path, talker_config: TalkerTraining, speech_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(voice, tmp_path / "voice"))
+    with pytest.raises(ValueError, match="differs from the published layout"):
+        export({}, talker_config, speech_tokenizer, out)
+    assert sizes(out) == sizes(voice)
+
+
+def test_a_voice_whose_lexicon_was_changed_where_it_lies_is_shipped_from_there(voice: Path, tmp_path: Path) -> None:
+    place = tmp_path / "package"
+    ship(voice, place)
+    Lexicon({"cat": "kˈæt"}).write(place / "lexicon.zz")
+    ship(place, place)
+    verify(place)
+    assert sizes(place).keys() == {*sizes(voice), "SHA256SUMS"}
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
