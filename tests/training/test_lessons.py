@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,3 +83,22 @@ def test_codes_of_another_codec_are_told_and_training_goes_on(
     assert learn(lessons, folder, LOG_STEPS + 1).step_number == LOG_STEPS + 1
     assert "going on without more codes" in caplog.text
     assert "were not made with" in caplog.text
+
+
+def test_the_first_line_of_a_piece_is_a_mean_of_the_steps_that_it_has_made(
+    lessons: Lessons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces end at any step: divided by all steps of a line, losses would seem to fall at the start of each."""
+    monkeypatch.setattr("training.talker.train.LOG_STEPS", 10)
+    trainer = Trainer(lessons.config, lessons.model, CPU)
+    trainer.step_number = 7
+
+    def step(*given: object) -> dict[str, torch.Tensor]:
+        trainer.step_number += 1
+        return {"first": torch.tensor(3.0), "rest": torch.tensor(5.0)}
+
+    monkeypatch.setattr(trainer, "step", step)
+    curves = Curves(tmp_path, ("first",))
+    train(trainer, lessons, curves, time.time() + 60, 13)
+    rows = [json.loads(line) for line in curves.path.read_text(encoding="utf-8").splitlines()]
+    assert [(row["step"], row["first"], row["rest"]) for row in rows] == [(10, 3.0, 5.0), (20, 3.0, 5.0)]

@@ -61,7 +61,7 @@ def train(
     began, first = time.time(), trainer.step_number
     minutes_before, total = trainer.minutes, trainer.config.schedule.total_minutes
     sums: dict[str, Tensor] = {}
-    logged_at, batches = time.time(), lessons.training
+    logged, logged_at, batches = first, time.time(), lessons.training
     while time.time() < deadline and (most_steps is None or trainer.step_number - first < most_steps):
         trainer.minutes = minutes_before + (time.time() - began) / 60
         try:
@@ -72,12 +72,13 @@ def train(
             trainer.uncompile(f"{type(error).__name__}: {str(error)[:500]}")
             continue
         for name, value in losses.items():
-            sums[name] = sums.get(name, 0.0) + value / LOG_STEPS
+            sums[name] = sums.get(name, 0.0) + value
         if trainer.step_number % LOG_STEPS == 0:
-            row = {name: round(v.item(), 5) for name, v in sums.items()}
+            steps = trainer.step_number - logged  # a piece that resumes between two lines of the log has fewer at first
+            row = {name: round(v.item() / steps, 5) for name, v in sums.items()}
             if trainer.step_number - first >= LOG_STEPS and not np.isfinite(row["first"] + row["rest"]):
                 raise FloatingPointError(f"step {trainer.step_number}: {row}; resume with a lower rate")
-            pace = LOG_STEPS / (time.time() - logged_at)
+            pace = steps / (time.time() - logged_at)
             row |= {"step": trainer.step_number, "minutes": round(trainer.minutes, 3), "steps_per_s": round(pace, 2)}
             if trainer.step_number % VALIDATE_STEPS == 0:
                 row |= trainer.validate(lessons.held)
@@ -86,7 +87,7 @@ def train(
                 log.info("%s", row)
             if more is not None and more.done():
                 batches, more = grown(batches, more), None
-            sums, logged_at = {}, time.time()
+            sums, logged, logged_at = {}, trainer.step_number, time.time()
     trainer.minutes = minutes_before + (time.time() - began) / 60
 
 
