@@ -35,7 +35,7 @@ share_gpu() { # by MPS: processes then run on the GPU at the same time instead o
 stage() { # a name, then a module and its arguments; its output goes to $out/NAME.log
     local name=$1 && shift
     echo "$(date +%T) $name"
-    python3 -m "$@" >> "$out/$name.log" 2>&1
+    python3 -m "$@" >> "$out/$name.log" 2>&1 || { echo "$(date +%T) $name FAILED at $1: see $out/$name.log" >&2 && return 1; }
 }
 
 codes() { # the corpus's codes, made with the codec's checkpoint
@@ -54,18 +54,26 @@ talker() { # codes, speech_tokenizer, then options that say where to continue fr
 }
 
 shipped=(--resume src/sonant/voices/english --again)
+rm -rf "$work/more" "$work/more.part" # of an earlier run
+touch "$work/begun"
+beside=
 share_gpu
 if [ "$codec_minutes" != 0 ]; then
     corpus
     stage codec training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
         --minutes "$codec_minutes" --total-minutes "$codec_minutes" ${codec:+--resume "$codec" --again} &
-    codec=$out/codec/frozen
-    while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
+    beside=$! codec=$out/codec/frozen
+    until [ "$codec" -nt "$work/begun" ]; do # an earlier run's may lie there
+        kill -0 "$beside" 2> /dev/null || break
+        sleep 1
+    done
+    [ "$codec" -nt "$work/begun" ] || wait "$beside"
     codes
     talker "$out/codes" "$out/speech_tokenizer"
 elif [ -n "${KEPT_CODES:-}" ]; then
     stage codes training.codec.export --checkpoint "$codec" --out "$work/speech_tokenizer"
     talker "$KEPT_CODES" "$work/speech_tokenizer" "${shipped[@]}" --more-codes "$work/more" &
+    beside=$!
     corpus
     codes
     cp -r "$out/codes" "$work/more.part"
@@ -75,7 +83,7 @@ else
     codes
     talker "$out/codes" "$out/speech_tokenizer" "${shipped[@]}"
 fi
-wait
+[ -z "$beside" ] || wait "$beside"
 [ "$codec_minutes" = 0 ] || codec=$out/codec # which was trained further meanwhile
 stage guesses training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$work/voice"
 stage guesses training.guess --voice "$work/voice" --corpus "$work/corpus" --codes "$work/codes.npy" --out "$work/guesses.npy"
