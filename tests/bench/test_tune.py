@@ -15,6 +15,7 @@ from sonant.bench.kernels import tune
 from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.cli.main import main
+from sonant.errors import ConfigError
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.workload import workloads
 from sonant.models.voxcpm2 import workload as voxcpm2
@@ -94,6 +95,35 @@ def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     assert tune.tune([Fake(), Fake()], CPU, CEILING, set(), time.monotonic() - 1, said.append) == []
     assert "2 of 2 shapes keep their rule" in said[-1]
+
+
+def test_candidates_are_compiled_on_the_gpu_that_they_are_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another one there may be no room for them, and the library would seem to win everywhere."""
+    second, used, made = torch.device("cuda", 1), list[torch.device](), list[torch.device]()
+
+    def make(self: Fake, device: torch.device) -> Call:
+        made.append(device)
+        return Call((torch.ones(4),), {})
+
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(Fake, "make", make)
+    assert tune.compile_some([(Fake(), FAST)], second) == [True]
+    assert made == used == [second]
+
+
+@pytest.mark.parametrize("options", [[], ["--tune"]], ids=["measured", "tuned"])
+def test_the_gpu_that_is_asked_for_is_the_current_one(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches there, wherever the arguments are."""
+
+    def used(device: torch.device) -> None:
+        raise ConfigError(f"{device} is current")
+
+    monkeypatch.setattr("sonant.cli.bench.kernels.pick_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "set_device", used)
+    assert main(["bench", "kernels", "--device", "cuda:1", *options]) == 2
+    assert "cuda:1 is current" in capsys.readouterr().err
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(

@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 
 from sonant.bench.kernels.attention_cases import AttentionCases
-from sonant.bench.kernels.case import Case
+from sonant.bench.kernels.case import Case, use
 from sonant.bench.kernels.cases import Cases
 from sonant.config import Quantization
 from sonant.kernels.dispatch import choose
@@ -52,6 +52,7 @@ def compile_ahead(asked: Asked, processes: int) -> None:
 
 def run_share(asked: Asked, first: int, step: int) -> int:
     """Run every `step`-th case from `first` on once → how many."""
+    use(asked.device)
     ran = 0
     for case in islice(asked.cases(), first, None, step):
         with torch.inference_mode():

@@ -15,6 +15,12 @@ from sonant.kernels.reference import Weight, quantize
 _SCALE_BYTES = 4
 
 
+def use(device: torch.device) -> None:
+    """Triton launches on this thread's current device, wherever a kernel's arguments are, and a thread's first is 0."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 @dataclass(frozen=True)
 class Call:
     args: tuple[Any, ...]

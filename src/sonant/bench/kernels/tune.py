@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sonant.bench.kernels.case import Call
+from sonant.bench.kernels.case import Call, use
 from sonant.bench.kernels.tune_cases import Tunable
 from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.kernels.tuning import LIBRARY, Tile
@@ -53,7 +53,9 @@ class Tuned:
         return self.floor_us / self.best_us
 
 
-def compile_all(cases: Sequence[Tunable], deadline_s: float, tell: Tell) -> set[tuple[object, ...]]:
+def compile_all(
+    cases: Sequence[Tunable], device: torch.device, deadline_s: float, tell: Tell
+) -> set[tuple[object, ...]]:
     """Compile the candidates until the deadline → those in Triton's cache now, by what they were compiled as."""
     jobs = {case.compiled_as(tile): (case.least(), tile) for case in reversed(cases) for tile in case.candidates()}
     names = list(reversed(jobs))  # the first cases' first
@@ -64,7 +66,7 @@ def compile_all(cases: Sequence[Tunable], deadline_s: float, tell: Tell) -> set[
     pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
     try:
         running: dict[Future[list[bool]], list[tuple[object, ...]]] = {
-            pool.submit(compile_some, [jobs[name] for name in batch]): batch for batch in batches
+            pool.submit(compile_some, [jobs[name] for name in batch], device): batch for batch in batches
         }
         while running and time.monotonic() < deadline_s:
             finished, _ = wait(running, timeout=max(0.0, deadline_s - time.monotonic()), return_when=FIRST_COMPLETED)
@@ -78,15 +80,16 @@ def compile_all(cases: Sequence[Tunable], deadline_s: float, tell: Tell) -> set[
     return done
 
 
-def compile_some(jobs: Sequence[tuple[Tunable, Tile]]) -> list[bool]:
+def compile_some(jobs: Sequence[tuple[Tunable, Tile]], device: torch.device) -> list[bool]:
     """Runs in a process of its own. A tile that needs more than the GPU has is no error, but it is not a candidate."""
     from triton.errors import TritonError
 
     good = []
+    use(device)
     with torch.inference_mode():
         for case, tile in jobs:
             try:
-                case.run(case.make(torch.device("cuda")), tile)
+                case.run(case.make(device), tile)
                 good.append(True)
             except (TritonError, RuntimeError):
                 good.append(False)
@@ -174,7 +177,7 @@ def call_us(case: Tunable, calls: Sequence[Call], tile: Tile, floor_us: float, l
 
 def run(cases: Sequence[Tunable], device: torch.device, ceiling: Ceiling, seconds: float, tell: Tell) -> list[Tuned]:
     began_s = time.monotonic()
-    compiled = compile_all(cases, began_s + _COMPILE_SHARE * seconds, tell)
+    compiled = compile_all(cases, device, began_s + _COMPILE_SHARE * seconds, tell)
     tell(f"compiled after {time.monotonic() - began_s:.0f} s; measuring")
     return tune(cases, device, ceiling, compiled, began_s + seconds, tell)
 

@@ -111,6 +111,7 @@ def _add_gate(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
     from sonant.bench.kernels.asked import Asked, compile_ahead
+    from sonant.bench.kernels.case import use
     from sonant.bench.report.results import check_places, write_json
     from sonant.kernels.dispatch import OPS
 
@@ -126,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"there is no size {unknown[0]!r}; choose from {', '.join(_sizes(providers))}")
     accepted = _accepted(args, device, dtype)
     check_places(args.out)
+    use(device)
     if args.tune:
         tuned = [p for p in providers if p.TUNED_SIZE in sizes]
         asked_rows = _rows(args.rows) if args.rows else None
@@ -241,7 +243,6 @@ def _tune(
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
-    torch.cuda.set_device(device)
     gpu = torch.cuda.get_device_name(device)
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
