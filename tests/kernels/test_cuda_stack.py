@@ -64,6 +64,20 @@ def test_a_stack_in_one_launch_is_as_near_as_the_reference(case: StackCase, grid
 
 @compiled
 @pytest.mark.slow
+def test_a_sequence_whose_numbers_have_gone_wrong_reaches_no_other(on_cpu: None) -> None:
+    """A place of the batch that nobody uses may hold anything, and products read past a sequence's last value."""
+    case = replace(CASE, sequences=3, steps=6, layers=1)
+    weights, x = case.weights(1), case.rows(1)
+    expected = stack.local_stack(x.clone(), weights, grid=GRID)
+    for strange in range(3):
+        rows, others = x.clone(), [n for n in range(3) if n != strange]
+        rows[strange] = float("nan")
+        got = stack.local_stack(rows, weights, grid=GRID)
+        assert torch.equal(got[others], expected[others]) and got[strange].isnan().all()
+
+
+@compiled
+@pytest.mark.slow
 def test_a_counter_may_run_over(on_cpu: None) -> None:
     """Also with clusters of four blocks."""
     grid = Grid(clusters=8, ranks=4, ahead=2, pace=300)

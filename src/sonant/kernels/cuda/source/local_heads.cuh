@@ -118,6 +118,13 @@ __device__ __forceinline__ void gather(
     uint32_t weights[4];
 #pragma unroll
     for (int n = 0; n < 4; n++) weights[n] = pack(scores.value[n / 2][n % 2 * 2], scores.value[n / 2][n % 2 * 2 + 1]);
+    // Where there are fewer than 16 values the next sequence's follow: its NaN times a weight of zero would be NaN.
+    uint32_t own[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t step = lane % 4 * 2 + half * 8;
+        own[half] = (step < a.steps ? 0xffffu : 0u) | (step + 1 < a.steps ? 0xffff0000u : 0u);
+    }
     const uint32_t first = sequence * a.steps;
     const shared_t values = shared_base() + VALUES_AT + (first + lane % 16) * VALUE_STEP + lane / 16 * 16;
     uint8_t* out = shared_memory + INPUT_AT + 2 * (mine * DIM + lane % 4 * 2);
@@ -128,7 +135,7 @@ __device__ __forceinline__ void gather(
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             float made[4];
-            multiply_first(made, weights, right[2 * k], right[2 * k + 1]);
+            multiply_first(made, weights, right[2 * k] & own[0], right[2 * k + 1] & own[1]);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const uint32_t step = lane / 4 + half * 8;
