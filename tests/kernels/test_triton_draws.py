@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -98,6 +101,25 @@ def test_a_greedy_row_with_nan_gets_an_id_of_the_vocabulary(first: int) -> None:
     recent = torch.full((2, 1, 3), -1, dtype=torch.int32, device=DEVICE)
     ids = kernel("ras_sample")(logits, torch.full((2, 6), 0.5, device=DEVICE), params, Ras(recent, none, none, 40))
     assert (ids[0] >= 0).all() and (ids[0] < 40).all() and torch.equal(ids[1], sane)
+
+
+def test_an_id_without_weight_is_not_drawn_where_rounded_sums_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each thread's last sum comes from the sums of all threads, those before it from its neighbour's. So it
+    may be the smaller by a rounding, which the interpreter's sums, one after another, never are."""
+    from triton.runtime.interpreter import ScanOps
+
+    def falling(self: ScanOps, given: Any) -> list[Any]:
+        sums = np.cumsum(given.handle.data, axis=self.axis)
+        sums[20] = np.nextafter(sums[20], np.float32(0))
+        return [self.to_tensor(sums, dtype=given.dtype)]
+
+    monkeypatch.setattr(ScanOps, "cumsum", falling)
+    logits = torch.full((1, 64), float("-inf"), device=DEVICE)
+    logits[0, [3, 40]] = 0.0
+    one = torch.ones(1, device=DEVICE)
+    params = SamplingParams(greedy=one < 0, temperature=one, top_k=(0 * one).int(), top_p=one)
+    below_half = torch.nextafter(0.5 * one, 0 * one)
+    assert kernel("sample")(logits, below_half, params).item() == 3
 
 
 @pytest.mark.parametrize(

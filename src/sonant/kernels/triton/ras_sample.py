@@ -43,13 +43,13 @@ def _ras_sample(
     wanted, share = tl.load(top_k + row * top_k_stride), tl.load(top_p + row * top_p_stride)
     is_greedy = tl.load(greedy + row * greedy_stride) != 0
     highest, best = highest_of(score, vocab, PADDED)
-    chosen = draw(score, highest, column, inside, vocab, share_at, heat, wanted, share, BITS)
+    chosen = draw(score, highest, column, inside, vocab, share_at, heat, wanted, share, BITS, BLOCK)
     chosen = tl.where(is_greedy, best, chosen)
     count = tl.sum((kept == chosen).to(tl.int32), axis=0)
     count = tl.where(chosen < first_special, count, 0)
     if (looked_at > 0) & (count >= tl.load(repeats + row * repeats_stride)):
         weight = tl.where(inside, tl.exp(score - highest), 0.0)
-        chosen = invert(weight, column, inside, tl.load(own + books * draw_stride))
+        chosen = invert(weight, column, tl.load(own + books * draw_stride), BLOCK)
     tl.store(out + at, chosen.to(tl.int64))
 
 

@@ -70,16 +70,17 @@ def highest_of(score, vocab, PADDED: tl.constexpr):
 
 
 @triton.jit
-def invert(weight, column, inside, share):
-    """The id at which the cumulative sum of the weights passes this share of their total."""
-    running = tl.cumsum(weight, axis=0)
-    drawn = tl.sum((inside & (running <= share * tl.sum(weight, axis=0))).to(tl.int32), axis=0)
+def invert(weight, column, share, BLOCK: tl.constexpr):
+    """The first id with weight at which the cumulative sum of the weights passes this share of their total. Threads add
+    up in different orders, so that a later sum may be a rounding below an earlier one where weights are zero."""
+    passed = (weight > 0) & (tl.cumsum(weight, axis=0) > share * tl.sum(weight, axis=0))
+    drawn = tl.min(tl.where(passed, column, BLOCK), axis=0)
     # if rounding leaves even the last cumulative sum at the target, it is the last id with weight
     return tl.minimum(drawn, tl.max(tl.where(weight > 0, column, 0), axis=0))
 
 
 @triton.jit
-def draw(score, highest, column, inside, vocab, uniform, heat, wanted, share, BITS: tl.constexpr):
+def draw(score, highest, column, inside, vocab, uniform, heat, wanted, share, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Draw one id from the scores, of which `highest` is the largest. `uniform` and the values after it are the row's:
     the caller loads them along with the scores, since here each would be a wait of its own between two sums."""
     order = _ordered(score, BITS)  # temperature does not change it
@@ -92,7 +93,7 @@ def draw(score, highest, column, inside, vocab, uniform, heat, wanted, share, BI
         # a score is kept if the weight above it is less than the share; the highest is always kept
         lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
         weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
-    return invert(weight, column, inside, uniform)
+    return invert(weight, column, uniform, BLOCK)
 
 
 @triton.jit
@@ -123,7 +124,7 @@ def _sample(
         too_early = (tl.load(suppress_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | too_early, float("-inf"), score)
     highest, best = highest_of(score, vocab, PADDED)
-    drawn = draw(score, highest, column, inside, vocab, at, heat, wanted, share, BITS)
+    drawn = draw(score, highest, column, inside, vocab, at, heat, wanted, share, BITS, BLOCK)
     chosen = tl.where(is_greedy, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
     if WIDTH > 0:
