@@ -6,8 +6,8 @@ Requests come in through its `Intake`, on the caller's own thread; the rest is t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -64,13 +64,21 @@ class Engine(Intake):
         return partial(self._open, prompt)
 
     def _open(self, prompt: Prompt, frames: int) -> Samples:
-        with self.awake(), beside_steps():
+        with self._beside_steps():
             return self.model.opening(prompt, frames)
 
     def awake(self) -> AbstractContextManager[None]:
         """Weights are on the device meanwhile: for any thread but the step thread."""
         sleeper = self.loop.sleeper
         return nullcontext() if sleeper is None else sleeper.held_awake()
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """For work of the model on any thread but the step thread. Triton launches on a thread's current device, which
+        is the first GPU unless something says otherwise."""
+        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with self.awake(), beside_steps(), on_device:
+            yield
 
     def clone(self, clip: Clip, text: str | None = None, name: str = "clone") -> Voice:
         """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
@@ -87,7 +95,7 @@ class Engine(Intake):
         return voice if voice.name == name else replace(voice, name=name)
 
     def _encoded(self, samples: Samples, text: str | None, name: str) -> Voice:
-        with self.awake(), beside_steps():
+        with self._beside_steps():
             encode = self.model.encode_voice
             return (encode if self._paging is None else self._paging.beside(encode))(samples, text, name)
 
