@@ -114,6 +114,22 @@ def test_streams_that_an_engines_failure_broke_off_are_lines_and_no_tracebacks(s
     assert not [r for r in lines.records if r.exc_info and r.name.startswith("uvicorn")]
 
 
+def test_nor_are_those_that_were_asked_for_in_a_large_body(serve: Serve, lines: Lines) -> None:
+    """Such as one with a clip, or a chapter: it comes by another way."""
+    served, body = serve("endless toy"), json.dumps({**BODY, "max_frames": 3000}) + " " * 20_000
+    how: dict[str, Any] = {"content": body, "headers": {"content-type": "application/json"}}
+    with pytest.raises(httpx.HTTPError), httpx.stream("POST", f"{served.url}/v1/audio/speech", **how) as response:
+        pieces = response.iter_raw(100)
+        next(pieces)
+        break_engine(served.supervisor.engine)
+        for _ in pieces:
+            pass
+    assert lines.last()["outcome"] == "error"
+    wait_for(lambda: any("broken off" in r.getMessage() for r in lines.records))
+    told = [r.getMessage() for r in lines.records if r.name.startswith(("uvicorn", "sonant.serving.api"))]
+    assert [text for text in told if "failed" in text and "broken off" not in text] == []
+
+
 def test_probes_and_the_pages_files_are_left_out(served: Served, lines: Lines) -> None:
     for path in ("/health", "/ready", "/metrics", "/v1/engine/stats", "/page/app.js"):
         httpx.get(served.url + path)

@@ -136,4 +136,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        cause = error.__cause__
+        if isinstance(error, RuntimeError) and isinstance(cause, errors.SonantError):
+            error = cause  # It broke an answer off, and FastAPI has wrapped it; the log has a line of it already.
         return response_for(error)
