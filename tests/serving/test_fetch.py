@@ -103,6 +103,15 @@ def address(files: ThreadingHTTPServer) -> str:
     return f"127.0.0.1:{files.server_port}"
 
 
+@pytest.mark.parametrize(
+    ("path", "why"), [("/nothing", "answered 404"), ("/redirect", "answered 302; redirects are not followed")]
+)
+def test_what_a_host_answered_is_told_in_one_sentence(files: ThreadingHTTPServer, path: str, why: str) -> None:
+    with pytest.raises(BadAudio) as refused:
+        ClipFetcher([address(files)]).fetch(f"http://{address(files)}{path}")
+    assert str(refused.value) == f"ref_audio: 127.0.0.1 {why}"
+
+
 def test_a_named_host_is_fetched_from(files: ThreadingHTTPServer) -> None:
     fetcher = ClipFetcher([address(files)])
     assert fetcher.fetch(f"http://{address(files)}/clip.wav?a=b")[:4] == b"RIFF"

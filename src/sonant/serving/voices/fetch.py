@@ -109,6 +109,8 @@ class ClipFetcher:
             return data
         except (OSError, http.client.HTTPException, ValueError) as e:
             late = time.monotonic() >= deadline_s
+            if isinstance(e, BadAudio) and not late:
+                raise  # It says what is wrong already, and is a ValueError too.
             why = f"it took more than {self.max_s:g} s" if late else f"{type(e).__name__}: {e}"
             raise BadAudio(f"ref_audio could not be fetched from {target.host}: {why}") from None
         finally:
