@@ -166,6 +166,14 @@ def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("wrong", [("--allow-url", "*"), ("--codec", "x"), ("nowhere",)])
+def test_what_all_processes_find_wrong_is_said_once(checkpoints: Mapping[str, Path], wrong: tuple[str, ...]) -> None:
+    command = ["-m", "sonant.cli.main", "serve", str(checkpoints["custom"]), *wrong, "--workers", "3", "--port", "0"]
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90)
+    told = [line for line in ended.stderr.splitlines() if line.startswith("sonant: ")]
+    assert ended.returncode == 2 and len(told) == 1, ended.stderr
+
+
 def test_front_ends_that_cannot_start_end_the_server(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     """Here the library that encodes sound is broken. Front ends are not restarted in an endless loop."""
     (tmp_path / "av.py").write_text("")

@@ -6,6 +6,7 @@ process that wrote it lives; its end tells a child that its parent is gone.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
@@ -81,8 +82,21 @@ def run_child(serve: Callable[[Setup], int], when_orphaned: Callable[[Setup], No
     except Exception as e:
         if not is_permanent(e):
             raise
-        print(f"sonant: {e}", file=sys.stderr)
+        _say_once(setup.scratch, str(e))
         return EXIT_ERROR
+
+
+def _say_once(scratch: Path, why: str) -> None:
+    """Print what is wrong, unless another process of the server, which found the same, has done so."""
+    try:
+        with (scratch / "said").open("a+", encoding="utf-8", errors="backslashreplace") as said:
+            fcntl.flock(said, fcntl.LOCK_EX)  # until it is printed: whoever ends first has the others ended
+            said.seek(0)
+            if why not in said.read():
+                said.write(why)
+                print(f"sonant: {why}", file=sys.stderr, flush=True)
+    except OSError:  # rather twice than never
+        print(f"sonant: {why}", file=sys.stderr)
 
 
 def _path(kind: type, value: Any) -> Any:
