@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.against import close, random
+from kernels.against import DEVICE, close, random
 from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import Heads
@@ -34,7 +34,7 @@ WRONG = re.compile(r"error: .*\[(call-arg|attr-defined|name-defined)\]$")
 
 @pytest.mark.parametrize("way", gpu_layer.folding([]))
 def test_products_take_every_way_of_gpu_layer(way: str) -> None:
-    x, gain, weight = random(96, 1, 64), torch.ones(64), random(64, 64, seed=1)
+    x, gain, weight = random(96, 1, 64), torch.ones(64, device=DEVICE), random(64, 64, seed=1)
     expected = reference.norm_gated(x, gain, 1e-6, weight)
     with gpu_layer.patched(gpu_layer.folding([])[way]):
         for folded in (False, True):
