@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     began = time.time()
+    if options.flat:
+        options.flat.parent.mkdir(parents=True, exist_ok=True)
     device = torch.device(options.device)
     corpus = Corpus.open(options.corpus)
     encoder, sounds = load_encoder(options.codec, device), load_sounds(options.checkpoint, device)

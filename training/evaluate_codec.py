@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=20)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     encoder, decoder = load_encoder(options.codec, torch.device("cpu")), load_decoder(options.codec)
     mos, transcribe = mos_judge(), transcriber(options.whisper)

@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     began = time.time()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     allow_any_shape()
     config, codes = settings.read(options.config, TalkerTraining), np.load(options.codes)
     said, starts = lay_out(options.voice, config, read_index(options.corpus), codes, options.workers)

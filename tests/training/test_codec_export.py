@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from training.clip import FRAME
+from training.clip import FRAME, Clip
+from training.codec import checkpoint
 from training.codec.data import Crops
 from training.codec.export import export
 from training.codec.trainer import Trainer
-from training.shards import Corpus
+from training.shards import Corpus, ShardWriter
 
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into, open_weights
-from training import encode
+from training import encode, evaluate_codec
 
 CPU = torch.device("cpu")
 
@@ -67,3 +69,24 @@ def test_codes_take_the_place_of_those_of_an_earlier_corpus(
     encode.write(tmp_path, corpus.entries, [earlier] * len(corpus.entries))
     encode.write(tmp_path, corpus.entries[:1], [codes])
     assert [piece.max() for _, piece in encode.read(tmp_path)] == [5]
+
+
+def test_what_a_stage_has_worked_out_is_written_into_a_folder_that_was_not_there(
+    trained: Trainer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ShardWriter(tmp_path / "corpus", "anna")
+    entry = corpus.entries[0]
+    writer.add(Clip(corpus.clip(entry), corpus.labels_of(entry)), entry.text, entry.speaker, entry.split)
+    writer.flush()
+    checkpoint.save(trained, tmp_path / "state", compact=True)
+    with trained.averaged_weights() as codec:
+        export(codec, tmp_path / "codec")
+    given = ["--corpus", str(tmp_path / "corpus"), "--codec", str(tmp_path / "codec")]
+    figures, flat = tmp_path / "new" / "figures.json", tmp_path / "other" / "codes.npy"
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # other tests run in this process
+    monkeypatch.setattr(sys, "argv", ["evaluate_codec", *given, "--out", str(figures)])
+    evaluate_codec.main()
+    coding = ["--checkpoint", str(tmp_path / "state"), "--out", str(tmp_path / "codes"), "--flat", str(flat)]
+    monkeypatch.setattr(sys, "argv", ["encode", *given, *coding, "--device", "cpu"])
+    encode.main()
+    assert figures.is_file() and len(np.load(flat)) == entry.samples // FRAME
