@@ -51,6 +51,12 @@ class FrontEnd:
         body, self._received = self._received[4:end], self._received[end:]
         return msgspec.msgpack.decode(body, type=m.FromEngine)
 
+    def read_answer(self) -> Any:
+        """The next message but for sound, which may come before the answer to a later question."""
+        while isinstance(message := self.read(), m.StepDone):
+            pass
+        return message
+
     def until_end(self, id: int) -> tuple[list[m.Sound], m.End]:
         """Return all sounds that are made for one request, and its end."""
         sounds: list[m.Sound] = []

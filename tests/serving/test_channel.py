@@ -118,7 +118,7 @@ def test_what_a_front_end_held_is_free_when_it_is_gone(port: EnginePort) -> None
     front_end.greet()
     for n in range(6):  # two more than there are rows, so two wait
         front_end.send(m.Admit(100 + n, "address:x", "session", 1))
-        assert front_end.read() == m.Done(100 + n)
+        assert front_end.read_answer() == m.Done(100 + n)
         front_end.send(speak(port, n, frames=900))
     wait_for(lambda: port.engine.stats().running == 4)
     assert port.admission.sessions == 6
