@@ -100,24 +100,8 @@ def test_a_clients_fault_is_a_line_and_no_traceback(
     assert not [r for r in lines.records if r.exc_info or r.levelno >= logging.ERROR] and SECRET not in lines.texts()
 
 
-def test_streams_that_an_engines_failure_broke_off_are_lines_and_no_tracebacks(serve: Serve, lines: Lines) -> None:
-    served = serve("endless toy")
-    long = {**BODY, "max_frames": 3000}
-    with pytest.raises(httpx.HTTPError), httpx.stream("POST", f"{served.url}/v1/audio/speech", json=long) as response:
-        pieces = response.iter_raw(100)
-        next(pieces)
-        break_engine(served.supervisor.engine)
-        for _ in pieces:
-            pass
-    assert lines.last()["outcome"] == "error"
-    wait_for(lambda: any("broken off" in r.getMessage() for r in lines.records))
-    assert not [r for r in lines.records if r.exc_info and r.name.startswith("uvicorn")]
-
-
-def test_nor_are_those_that_were_asked_for_in_a_large_body(serve: Serve, lines: Lines) -> None:
-    """Such as one with a clip, or a chapter: it comes by another way."""
-    served, body = serve("endless toy"), json.dumps({**BODY, "max_frames": 3000}) + " " * 20_000
-    how: dict[str, Any] = {"content": body, "headers": {"content-type": "application/json"}}
+def break_off(served: Served, lines: Lines, **how: Any) -> None:
+    """Ask for speech, and break the engine after its first sound."""
     with pytest.raises(httpx.HTTPError), httpx.stream("POST", f"{served.url}/v1/audio/speech", **how) as response:
         pieces = response.iter_raw(100)
         next(pieces)
@@ -126,6 +110,19 @@ def test_nor_are_those_that_were_asked_for_in_a_large_body(serve: Serve, lines: 
             pass
     assert lines.last()["outcome"] == "error"
     wait_for(lambda: any("broken off" in r.getMessage() for r in lines.records))
+
+
+def test_streams_that_an_engines_failure_broke_off_are_lines_and_no_tracebacks(serve: Serve, lines: Lines) -> None:
+    served = serve("endless toy")
+    break_off(served, lines, json={**BODY, "max_frames": 3000})
+    assert not [r for r in lines.records if r.exc_info and r.name.startswith("uvicorn")]
+
+
+def test_nor_are_those_that_were_asked_for_in_a_large_body(serve: Serve, lines: Lines) -> None:
+    """Such as one with a clip, or a chapter: it comes by another way."""
+    served, body = serve("endless toy"), json.dumps({**BODY, "max_frames": 3000}) + " " * 20_000
+    how: dict[str, Any] = {"content": body, "headers": {"content-type": "application/json"}}
+    break_off(served, lines, **how)
     told = [r.getMessage() for r in lines.records if r.name.startswith(("uvicorn", "sonant.serving.api"))]
     assert [text for text in told if "failed" in text and "broken off" not in text] == []
 
